@@ -1,0 +1,1 @@
+"""The operator's view: one configuration tree, the Ray Serve application, the command line."""

@@ -1,0 +1,1 @@
+"""The `pando` command, one file a verb."""

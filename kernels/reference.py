@@ -1,0 +1,108 @@
+"""The torch twins: each operation in its plainest form, on any device, to compare the fast ones with.
+
+Shapes here and in `dispatch`:
+
+    query                 [num_tokens, num_q_heads, head_dim]
+    key, value            [num_tokens, num_kv_heads, head_dim]
+    cache tensors         [num_blocks, block_size, num_kv_heads, head_dim]
+
+Query head h reads KV head h // (num_q_heads // num_kv_heads).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import fp8
+from kernels.batch import AttentionBatch
+from kernels.paged_cache import PagedCache
+
+
+def write_kv(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
+    """See `dispatch.write_kv`."""
+    _write(key, cache.key, cache.key_scale, slots)
+    _write(value, cache.value, cache.value_scale, slots)
+
+
+def _write(vectors: Tensor, store: Tensor, scale_store: Tensor | None, slots: Tensor) -> None:
+    if scale_store is None:
+        store.flatten(0, 1)[slots] = vectors.to(store.dtype)
+        return
+    quantized = fp8.quantize(vectors)
+    as_bytes(store).flatten(0, 1)[slots] = quantized.values.view(torch.uint8)
+    scale_store.flatten(0, 1)[slots] = quantized.scale
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """float8 tensors as uint8: torch indexes bytes on every device, float8 only on some."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def paged_attention(
+    query: Tensor,
+    cache: PagedCache,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """See `dispatch.paged_attention`. Scores, softmax and sums are float32."""
+    output = torch.empty_like(query)
+    for i, context_len in enumerate(batch.context_lens):
+        rows = slice(batch.query_starts[i], batch.query_starts[i + 1])
+        key_positions = torch.arange(context_len, device=query.device)
+        blocks = batch.block_tables[i, key_positions // batch.block_size].long()
+        slots = blocks * batch.block_size + key_positions % batch.block_size  # [context_len]
+        output[rows] = _attend(
+            query[rows],
+            _read(cache.key, cache.key_scale, slots),
+            _read(cache.value, cache.value_scale, slots),
+            scale,
+            sliding_window,
+        )
+    return output
+
+
+def _read(store: Tensor, scale_store: Tensor | None, slots: Tensor) -> Tensor:
+    """float32 [len(slots), num_kv_heads, head_dim]"""
+    picked = as_bytes(store).flatten(0, 1)[slots].view(store.dtype)
+    if scale_store is None:
+        return picked.float()
+    return fp8.dequantize(picked, scale_store.flatten(0, 1)[slots])
+
+
+def _attend(
+    query: Tensor,  # [num_rows, num_q_heads, head_dim], the last rows of the context
+    key: Tensor,  # [context_len, num_kv_heads, head_dim]
+    value: Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    num_rows, num_q_heads, _ = query.shape
+    context_len, num_kv_heads, _ = key.shape
+    group = num_q_heads // num_kv_heads
+    key = key.repeat_interleave(group, dim=1)
+    value = value.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * scale
+    key_positions = torch.arange(context_len, device=query.device)
+    visible = visible_keys(key_positions[context_len - num_rows :], key_positions, sliding_window)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
+
+
+def visible_keys(
+    query_positions: Tensor, key_positions: Tensor, sliding_window: int | None
+) -> Tensor:
+    """bool [num_queries, num_keys]: a query sees itself and what came before, `sliding_window` keys at most."""
+    distance = query_positions[:, None] - key_positions[None, :]
+    visible = distance >= 0
+    return visible if sliding_window is None else visible & (distance < sliding_window)
+
+
+def copy_blocks(caches: Sequence[PagedCache], sources: Tensor, targets: Tensor) -> None:
+    """See `dispatch.copy_blocks`."""
+    for cache in caches:
+        for tensor in cache.tensors():
+            blocks = as_bytes(tensor)
+            blocks[targets] = blocks[sources]

@@ -1,0 +1,1 @@
+"""The front door: who may ask, what is asked, and which replica answers."""

@@ -1,0 +1,34 @@
+"""What stands behind a Gateway, as the Gateway sees it. `router.ray_router` has the real one."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from workers.protocol import EngineEvent, GenerateRequest, ReplicaInfo, ReplicaReport
+
+
+class Backend(Protocol):
+    """The replicas of one model, however they are reached."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[EngineEvent, ...], None]:
+        """Run `request` on one replica and give its events in order, some at a time.
+
+        Nothing happens before the first event is asked for. The caller must close the generator on every
+        path; closing it early cancels the request on its replica.
+
+        Raises:
+            PandoError: from the first step on, at any time; a failure may also come as a
+                `RequestFailed` event.
+        """
+
+    def info(self) -> ReplicaInfo:
+        """What the replicas have in common: model, fingerprint, block size, context length, vocabulary.
+
+        Raises:
+            Unavailable: no replica is known yet.
+        """
+
+    async def reports(self) -> list[ReplicaReport]:
+        """The latest report of each live replica; empty when there is none."""
+
+    async def status(self) -> dict[str, object]:
+        """JSON for operators: replicas, prefix index, ledger."""

@@ -1,0 +1,1 @@
+"""Generated gRPC modules of `pando.v1`; the source is pando.proto."""

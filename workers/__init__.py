@@ -1,0 +1,1 @@
+"""The engine: everything between a token-id request and its token events."""

@@ -1,0 +1,243 @@
+"""The engine: a step loop around a scheduler and a runner. Needs neither Ray nor Redis.
+
+Any thread may `submit`, `cancel` and `report`; everything else happens on the loop's own thread, so the
+scheduler needs no lock. A request's events reach its sink in batches, from that thread.
+"""
+
+import logging
+import secrets
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.block_pool import BlockPool
+from kvstore.radix_tree import Change, ChangeKind, RadixTree
+from workers.errors import PandoError
+from workers.options import SchedulerOptions
+from workers.protocol import (
+    EngineEvent,
+    GenerateRequest,
+    ReplicaInfo,
+    ReplicaReport,
+    ReplicaStats,
+    RequestFailed,
+)
+from workers.scheduler import Scheduler
+from workers.step_plan import SampledToken, StepPlan
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[tuple[EngineEvent, ...]], None]
+
+
+class Runner(Protocol):
+    """What the loop needs of `workers.model_runner.ModelRunner`."""
+
+    def run(self, plan: StepPlan) -> list[list[SampledToken]]: ...
+
+
+class IndexSink(Protocol):
+    """Where changes of the radix tree go. Must neither block nor raise."""
+
+    is_connected: bool
+
+    def sealed(self, hashes: tuple[bytes, ...]) -> None: ...
+    def evicted(self, hashes: tuple[bytes, ...]) -> None: ...
+    def cleared(self) -> None: ...
+
+
+class NoIndex:
+    """An engine on its own publishes nothing."""
+
+    is_connected = False
+
+    def sealed(self, hashes: tuple[bytes, ...]) -> None: ...
+    def evicted(self, hashes: tuple[bytes, ...]) -> None: ...
+    def cleared(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: GenerateRequest
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ClearCache:
+    done: threading.Event
+
+
+_Command = _Submit | _Cancel | _ClearCache
+
+
+class Engine:
+    """Continuous batching over one model on one device.
+
+    Args:
+        runner: carries plans out.
+        info: who this replica is; its block count, block size and fingerprint are those of the pool.
+        options: limits of a step.
+        eos_token_ids: end a sequence unless its request ignores them.
+        index: hears what became or ceased to be reusable.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        info: ReplicaInfo,
+        options: SchedulerOptions,
+        eos_token_ids: frozenset[int],
+        index: IndexSink | None = None,
+    ) -> None:
+        self.info = info
+        self._runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._index: IndexSink = index if index is not None else NoIndex()
+        pool = BlockPool(info.num_blocks)
+        self._scheduler = Scheduler(
+            options,
+            pool,
+            RadixTree(pool, info.block_size),
+            block_size=info.block_size,
+            fingerprint=info.fingerprint,
+            replica_id=info.replica_id,
+            epoch=info.epoch,
+        )
+        self._request_to_sink: dict[str, Sink] = {}
+        self._inbox: deque[_Command] = deque()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._loop, name="pando-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin the step loop on its own thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the loop after the step in hand; requests still open hear nothing more."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        """Queue a request. What is wrong with it arrives at `sink` as `RequestFailed`."""
+        self._post(_Submit(request, sink))
+
+    def cancel(self, request_id: str) -> None:
+        """Free all a request holds before the next step; its sink hears nothing more."""
+        self._post(_Cancel(request_id))
+
+    def clear_cache(self, timeout_s: float = 10.0) -> bool:
+        """Forget every cached prefix, here and in the index; False when the loop did not get to it in time."""
+        done = threading.Event()
+        self._post(_ClearCache(done))
+        return done.wait(timeout_s)
+
+    def _post(self, command: _Command) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def report(self) -> ReplicaReport:
+        """A snapshot of gauges and counters; single reads, so it may be a step apart in itself."""
+        scheduler, pool, counters = self._scheduler, self._scheduler.pool, self._scheduler.counters
+        stats = ReplicaStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting + len(self._inbox),
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_idle,
+            num_used_blocks=pool.num_used,
+            prompt_tokens_total=counters.prompt_tokens_total,
+            cached_tokens_total=counters.cached_tokens_total,
+            generation_tokens_total=counters.generation_tokens_total,
+            preemptions_total=counters.preemptions_total,
+            evicted_blocks_total=scheduler.tree.num_evicted_total,
+            requests_total=counters.requests_total,
+            steps_total=counters.steps_total,
+            digest=scheduler.tree.digest,
+            index_connected=self._index.is_connected,
+        )
+        return ReplicaReport(self.info, stats)
+
+    def _loop(self) -> None:
+        while not self._is_closing:
+            if not self.step():
+                self._wake.wait()
+                self._wake.clear()
+
+    def step(self) -> bool:
+        """One turn: take commands, plan, run, commit, tell. False when there was nothing to do."""
+        self._take_commands()
+        if self._scheduler.has_work:
+            plan = self._scheduler.plan()
+            try:
+                self._scheduler.commit(plan, self._runner.run(plan))
+            except Exception:
+                self._fail(plan)
+        self._publish(self._scheduler.tree.drain_changes())
+        self._deliver()
+        return self._scheduler.has_work or bool(self._inbox)
+
+    def _take_commands(self) -> None:
+        while self._inbox:
+            match self._inbox.popleft():
+                case _Submit(request, sink):
+                    self._add(request, sink)
+                case _Cancel(request_id):
+                    self._request_to_sink.pop(request_id, None)
+                    self._scheduler.abort(request_id)
+                case _ClearCache(done):
+                    self._scheduler.tree.clear()
+                    done.set()
+
+    def _add(self, request: GenerateRequest, sink: Sink) -> None:
+        seed = request.sampling.seed
+        try:
+            self._scheduler.add(
+                request,
+                seed=secrets.randbits(63) if seed is None else seed,
+                eos_token_ids=self._eos_token_ids,
+            )
+        except PandoError as error:
+            sink((RequestFailed(error.code, error.message, error.param),))
+        else:
+            self._request_to_sink[request.request_id] = sink
+
+    def _fail(self, plan: StepPlan) -> None:
+        """A step broke: its requests end with an error, the others and the engine live on."""
+        logger.exception("a step with %d sequences failed", len(plan.rows))
+        failure = RequestFailed("internal_error", "the replica failed while computing this request")
+        for request_id in {row.sequence.request_id for row in plan.rows}:
+            self._scheduler.fail(request_id, failure)
+
+    def _publish(self, changes: list[Change]) -> None:
+        for change in changes:
+            if change.kind is ChangeKind.SEALED:
+                self._index.sealed(change.hashes)
+            elif change.kind is ChangeKind.EVICTED:
+                self._index.evicted(change.hashes)
+            else:
+                self._index.cleared()
+
+    def _deliver(self) -> None:
+        request_to_events: defaultdict[str, list[EngineEvent]] = defaultdict(list)
+        for each in self._scheduler.drain_events():
+            request_to_events[each.request_id].append(each.event)
+        for request_id, events in request_to_events.items():
+            sink = self._request_to_sink.get(request_id)
+            if sink is not None:
+                sink(tuple(events))
+            if not self._scheduler.is_open(request_id):
+                self._request_to_sink.pop(request_id, None)
+
+    def check_invariants(self) -> None:
+        """Only while the loop stands still."""
+        self._scheduler.check_invariants()
+        assert all(self._scheduler.is_open(request_id) for request_id in self._request_to_sink)

@@ -1,0 +1,1 @@
+"""Model definitions, one decoder for each family."""
