@@ -11,12 +11,12 @@ unwritten one: its score is masked to -inf, its weight is exactly 0, and 0 times
 Longer chunks of queries run one sequence at a time, in tiles of rows that see no key behind their last.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from kernels import fp8
 from kernels.batch import AttentionBatch
@@ -29,6 +29,8 @@ _TILE_ROWS = 512
 # A group may pad at most this share beyond its shortest member, plus a little that costs less than a call.
 _MAX_PADDING_SHARE = 0.25
 _FREE_PADDING = 64
+# Keys gathered at once: a group's copies should stay in the core's own cache until they are used.
+_MAX_GROUP_KEYS = 2048
 
 
 def write_kv(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
@@ -56,12 +58,11 @@ def paged_attention(
 ) -> Tensor:
     """See `dispatch.paged_attention`."""
     plan = _plan(batch, sliding_window, query.dtype)
-    if len(plan.decodes) == 1 and not plan.chunks and plan.decodes[0].rows is None:
+    if plan.is_one_decode:
         return _decode(query, cache, plan.decodes[0], scale)
-    output = torch.empty_like(query)
+    output = torch.empty(query.shape, dtype=query.dtype)
     for decode in plan.decodes:
-        rows = decode.rows if decode.rows is not None else slice(None)
-        output[rows] = _decode(query[rows], cache, decode, scale)
+        output[decode.rows] = _decode(query[decode.rows], cache, decode, scale)
     for chunk in plan.chunks:
         _chunk(query, cache, chunk, scale, output)
     return output
@@ -71,8 +72,7 @@ def paged_attention(
 class _Decode:
     """Sequences with one query row each."""
 
-    rows: Tensor | None  # int64 [num_seqs]; None: all rows, in order
-    num_seqs: int
+    rows: Tensor  # int64 [num_seqs]
     width: int  # keys gathered for each sequence
     slots: Tensor  # int64 [num_seqs * width]
     bias: Tensor | None  # [num_seqs, 1, 1, width], 0 or -inf
@@ -97,6 +97,11 @@ class _Chunk:
 class _Plan:
     decodes: tuple[_Decode, ...]
     chunks: tuple[_Chunk, ...]
+
+    @property
+    def is_one_decode(self) -> bool:
+        """All rows of the step in one group, hence in order: nothing to scatter."""
+        return len(self.decodes) == 1 and not self.chunks
 
 
 def _plan(batch: AttentionBatch, sliding_window: int | None, dtype: torch.dtype) -> _Plan:
@@ -133,7 +138,10 @@ def _similar_lengths(
     width = {i: batch.context_lens[i] - _first_key(batch, i, sliding_window) for i in indices}
     group: list[int] = []
     for i in sorted(indices, key=lambda i: width[i]):
-        if group and width[i] > width[group[0]] * (1 + _MAX_PADDING_SHARE) + _FREE_PADDING:
+        is_padded_too_far = (
+            bool(group) and width[i] > width[group[0]] * (1 + _MAX_PADDING_SHARE) + _FREE_PADDING
+        )
+        if group and (is_padded_too_far or width[i] * (len(group) + 1) > _MAX_GROUP_KEYS):
             yield sorted(group)
             group = []
         group.append(i)
@@ -155,10 +163,9 @@ def _plan_decode(
     if min(lengths) < width:
         bias = torch.zeros(len(group), width, dtype=dtype)
         bias = bias.masked_fill_(column >= length, float("-inf"))[:, None, None, :]
-    is_whole_step = len(group) == batch.slots.shape[0]
-    rows = None if is_whole_step else torch.tensor([batch.query_starts[i] for i in group])
-    tables = batch.block_tables if is_whole_step else batch.block_tables[torch.tensor(group)]
-    return _Decode(rows, len(group), width, _slots(tables, positions, batch.block_size), bias)
+    rows = torch.tensor([batch.query_starts[i] for i in group])
+    slots = _slots(batch.block_tables[torch.tensor(group)], positions, batch.block_size)
+    return _Decode(rows, width, slots, bias)
 
 
 def _slots(block_tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
@@ -196,7 +203,7 @@ def _decode(query: Tensor, cache: PagedCache, decode: _Decode, scale: float) -> 
     shape = (num_seqs, decode.width, num_kv_heads, head_dim)
     key = _gather(cache.key, cache.key_scale, decode.slots, query.dtype).view(shape)
     value = _gather(cache.value, cache.value_scale, decode.slots, query.dtype).view(shape)
-    attended = F.scaled_dot_product_attention(
+    attended = functional.scaled_dot_product_attention(
         query.reshape(num_seqs, num_kv_heads, num_q_heads // num_kv_heads, head_dim),
         key.transpose(1, 2),
         value.transpose(1, 2),
@@ -210,7 +217,7 @@ def _chunk(query: Tensor, cache: PagedCache, chunk: _Chunk, scale: float, output
     key = _gather(cache.key, cache.key_scale, chunk.slots, query.dtype).transpose(0, 1)[None]
     value = _gather(cache.value, cache.value_scale, chunk.slots, query.dtype).transpose(0, 1)[None]
     for tile in chunk.tiles:
-        attended = F.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             query[tile.rows].transpose(0, 1)[None],
             key[:, :, tile.keys],
             value[:, :, tile.keys],

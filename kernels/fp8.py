@@ -8,7 +8,7 @@ from torch import Tensor
 FP8_MAX = 448.0  # the largest finite e4m3 number
 # Keeps the division defined for an all-zero vector. amax / FP8_MAX below this is rounded up to it, which
 # only makes the stored numbers smaller.
-_MIN_SCALE = 1e-12
+_MIN_SCALE = 2.0**-120
 
 
 class QuantizedVectors(NamedTuple):

@@ -112,12 +112,12 @@ class TokenDetail:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first output, once: a replica has begun on the prompt."""
+    """The first output, once: a replica has begun on the prompt. `request_id` is the cluster's own."""
 
+    request_id: str
     model: str
     fingerprint: str
     replica_id: str
-    prompt_text: str | None
     usage: Usage
 
 
@@ -144,5 +144,5 @@ class Finished:
     usage: Usage
 
 
+# In this order: Started, then Delta and Finished of each sequence; the last Finished has the final usage.
 Output = Started | Delta | Finished
-"""In this order: Started, then Delta and Finished of each sequence; the last Finished's usage is final."""

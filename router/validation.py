@@ -105,9 +105,7 @@ def sampling_params(
         top_p=_above_zero("top_p", fields.top_p, 1.0, 1.0),
         min_p=_in_range("min_p", fields.min_p, 0.0, 0.0, 1.0),
         seed=_seed(fields.seed),
-        repetition_penalty=_above_zero(
-            "repetition_penalty", fields.repetition_penalty, 1.0, 10.0
-        ),
+        repetition_penalty=_above_zero("repetition_penalty", fields.repetition_penalty, 1.0, 10.0),
         presence_penalty=_in_range("presence_penalty", fields.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=_in_range("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(fields.logit_bias, info.vocab_size, options.max_logit_bias_entries),

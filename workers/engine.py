@@ -166,11 +166,22 @@ class Engine:
         )
         return ReplicaReport(self.info, stats)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the step loop runs."""
+        return self._thread.is_alive()
+
     def _loop(self) -> None:
-        while not self._is_closing:
-            if not self.step():
-                self._wake.wait()
-                self._wake.clear()
+        try:
+            while not self._is_closing:
+                if not self.step():
+                    self._wake.wait()
+                    self._wake.clear()
+        except Exception:
+            # Only a fault of our own gets here. The replica is replaced; nobody is left waiting for it.
+            logger.critical("the step loop has ended", exc_info=True)
+            for sink in self._request_to_sink.values():
+                sink((RequestFailed("internal_error", "the replica has failed"),))
 
     def step(self) -> bool:
         """One turn: take commands, plan, run, commit, tell. False when there was nothing to do."""
@@ -180,6 +191,7 @@ class Engine:
             try:
                 self._scheduler.commit(plan, self._runner.run(plan))
             except Exception:
+                logger.exception("a step with %d sequences failed", len(plan.rows))
                 self._fail(plan)
         self._publish(self._scheduler.tree.drain_changes())
         self._deliver()
@@ -212,7 +224,6 @@ class Engine:
 
     def _fail(self, plan: StepPlan) -> None:
         """A step broke: its requests end with an error, the others and the engine live on."""
-        logger.exception("a step with %d sequences failed", len(plan.rows))
         failure = RequestFailed("internal_error", "the replica failed while computing this request")
         for request_id in {row.sequence.request_id for row in plan.rows}:
             self._scheduler.fail(request_id, failure)
@@ -231,11 +242,20 @@ class Engine:
         for each in self._scheduler.drain_events():
             request_to_events[each.request_id].append(each.event)
         for request_id, events in request_to_events.items():
-            sink = self._request_to_sink.get(request_id)
-            if sink is not None:
-                sink(tuple(events))
+            self._tell(request_id, tuple(events))
             if not self._scheduler.is_open(request_id):
                 self._request_to_sink.pop(request_id, None)
+
+    def _tell(self, request_id: str, events: tuple[EngineEvent, ...]) -> None:
+        sink = self._request_to_sink.get(request_id)
+        if sink is None:
+            return
+        try:
+            sink(events)
+        except Exception:
+            logger.warning("request %s cannot be told its events; it is dropped", request_id, exc_info=True)
+            self._request_to_sink.pop(request_id)
+            self._scheduler.abort(request_id)
 
     def check_invariants(self) -> None:
         """Only while the loop stands still."""

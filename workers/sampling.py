@@ -54,7 +54,8 @@ def sample(logits: Tensor, draws: SequenceOf[Draw]) -> list[SampledToken]:
 
 def uniform(seed: int, index: int, position: int) -> float:
     """The random number in [0, 1) of one position of one sequence."""
-    bits = np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, index], counter=position)
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, index], dtype=np.uint64)
+    bits = np.random.Philox(key=key, counter=position)
     return float(np.random.Generator(bits).random())
 
 
@@ -113,12 +114,13 @@ def _penalize(logits: Tensor, sequence: Sequence) -> None:
     sampling = sequence.sampling
     tokens = torch.tensor(sequence.tokens.tolist(), device=logits.device)
     if sampling.repetition_penalty != 1.0:
-        seen = tokens.unique()
+        seen = torch.unique(tokens)
         values = logits[seen]
         factor = sampling.repetition_penalty
         logits[seen] = torch.where(values > 0, values / factor, values * factor)
     if sequence.num_output_tokens:
-        seen, counts = tokens[sequence.num_prompt_tokens :].unique(return_counts=True)
+        output = tokens[sequence.num_prompt_tokens :]
+        seen, counts = torch.unique(output, return_counts=True)
         logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(logits.dtype)
 
 

@@ -6,16 +6,19 @@ is there, `chat_template.jinja`.
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jinja2
 import tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from workers.errors import InvalidRequest
+
+# Its annotations say less than it does: it returns the texts and, beside them, token ranges.
+_render_jinja_template = cast(Callable[..., tuple[list[str], object]], render_jinja_template)
 
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token")
 _REPLACEMENT = "\ufffd"
@@ -150,7 +153,7 @@ class Tokenizer:
                 "this model has no chat template: use completions", param="messages"
             )
         try:
-            texts, _ = render_jinja_template(
+            texts, _ = _render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
                 chat_template=self._chat_template,
                 add_generation_prompt=True,

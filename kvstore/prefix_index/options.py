@@ -28,7 +28,7 @@ class IndexOptions(BaseModel):
         max_backoff_s: longest pause between two attempts to reach it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: SecretStr | None = None
     namespace: str = Field(default="pando", pattern=r"^[A-Za-z0-9_.:-]{1,64}$")
@@ -49,7 +49,7 @@ class IndexOptions(BaseModel):
     def _check_url(cls, url: SecretStr | None) -> SecretStr | None:
         if url is None:
             return None
-        # The value may hold a password, so the message shows its scheme only.
+        # The value may hold a password, so the message shows its scheme only; hence hide_input_in_errors too.
         try:
             parts = urlsplit(url.get_secret_value())
             has_host = bool(parts.hostname) and parts.port != 0

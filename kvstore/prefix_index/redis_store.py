@@ -38,6 +38,7 @@ from kvstore.prefix_index.options import IndexOptions
 MAX_REPLICAS = 4096
 _NEWS_LEN = 256
 _READ_COUNT = 64  # events of one stream in one read: 2 MiB at most
+_MAX_SNAPSHOT_BYTES = 256 * 2**20  # sixteen million blocks
 _SNAPSHOT_LIVES = 3  # in leases
 
 # A row is taken over unless a younger incarnation holds it.
@@ -144,7 +145,13 @@ class PublisherStore:
             pipe.pexpire(key, self._lease_ms * _SNAPSHOT_LIVES)
             pipe.get(self._keys.wanted(self._epoch))
 
-        return _as_seq(self._run(commands)[-1])
+        try:
+            return _as_seq(self._run(commands)[-1])
+        except StoreUnavailable as error:
+            # Numbers never repeat, so a younger entry than ours was put there by somebody else.
+            if "equal or smaller" in str(error):
+                _call(lambda: self._client.delete(key))
+            raise
 
     def beat(self, row: LeaseRow) -> Beat:
         """Renew the lease. The row is not written while a younger incarnation holds it."""
@@ -208,16 +215,12 @@ class PublisherStore:
             self.tell()
 
     def _run(self, fill: Any) -> list[Any]:
-        """One MULTI. A stream that already has the event, or a younger one, counts as delivered."""
+        """One MULTI."""
 
         def call() -> list[Any]:
             with self._client.pipeline(transaction=True) as pipe:
                 fill(pipe)
-                results = pipe.execute(raise_on_error=False)
-            for result in results:
-                if isinstance(result, Exception) and "equal or smaller" not in str(result):
-                    raise result
-            return results
+                return pipe.execute()
 
         return cast(list[Any], _call(call))
 
@@ -233,11 +236,15 @@ class StreamCursor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The next events of one stream. `is_malformed` when an entry could not be read; those after it are left out."""
+    """The next events of one stream, which ends at `last_seq`.
+
+    `is_malformed` when an entry could not be read; it and those after it are left out of `events`.
+    """
 
     replica_id: str
     epoch: str
     events: tuple[IndexEvent, ...]
+    last_seq: int
     is_malformed: bool
 
 
@@ -269,7 +276,12 @@ class FollowerStore:
     def leases(self) -> Leases:
         """Every live replica's row. One SMEMBERS and one GET a replica; no scan."""
         members = _call(lambda: self._client.smembers(f"{{{self._options.namespace}}}:replicas"))
-        ids = sorted(m.decode(errors="replace") for m in members)[:MAX_REPLICAS]
+        ids = []
+        for member in sorted(members)[:MAX_REPLICAS]:
+            try:
+                ids.append(member.decode())
+            except UnicodeDecodeError:
+                self.strike(member)
 
         def gets() -> list[Any]:
             with self._client.pipeline(transaction=False) as pipe:
@@ -287,7 +299,7 @@ class FollowerStore:
                 rows[replica_id] = row
         return Leases(rows, frozenset(ids) - rows.keys())
 
-    def strike(self, replica_id: str) -> None:
+    def strike(self, replica_id: str | bytes) -> None:
         """Take a lapsed replica off the list; it puts itself back with its next heartbeat if it lives."""
         replicas = f"{{{self._options.namespace}}}:replicas"
         _call(lambda: self._client.srem(replicas, replica_id))
@@ -317,7 +329,9 @@ class FollowerStore:
         try:
             if decode_snapshot(header).seq < min_seq:
                 return None
-            return decode_snapshot(cast(bytes, _call(lambda: self._client.get(key))) or b"")
+            return decode_snapshot(
+                cast(bytes, _call(lambda: self._client.getrange(key, 0, _MAX_SNAPSHOT_BYTES - 1)))
+            )
         except MalformedMessage:
             return None
 
@@ -333,12 +347,18 @@ class FollowerStore:
 
 def _batch(cursor: StreamCursor, entries: Sequence[Any]) -> Batch:
     events: list[IndexEvent] = []
+    is_malformed = False
     try:
         for entry_id, fields in entries:
-            events.append(decode_event(int(entry_id.split(b"-")[0]), fields))  # noqa: PERF401
-    except (MalformedMessage, ValueError, AttributeError):
-        return Batch(cursor.replica_id, cursor.epoch, tuple(events), is_malformed=True)
-    return Batch(cursor.replica_id, cursor.epoch, tuple(events), is_malformed=False)
+            events.append(decode_event(_seq_of(entry_id), fields))
+    except MalformedMessage:
+        is_malformed = True
+    last_seq = _seq_of(entries[-1][0])
+    return Batch(cursor.replica_id, cursor.epoch, tuple(events), last_seq, is_malformed)
+
+
+def _seq_of(entry_id: bytes) -> int:
+    return int(entry_id.partition(b"-")[0])
 
 
 def _as_seq(value: Any) -> int | None:

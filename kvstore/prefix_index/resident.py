@@ -15,10 +15,22 @@ _MAX_DRAIN_EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What is to be sent now. `snapshot`, when asked for, is the state after the last of `events`."""
+    """What is to be sent now; `is_partial` when more was pending.
+
+    `snapshot`, when asked for, is the state after the last of `events`.
+    """
 
     events: tuple[IndexEvent, ...]
     snapshot: Snapshot | None
+    is_partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The number of the last event drained, and the digest of the set after it."""
+
+    seq: int
+    digest: int
 
 
 class ResidentSet:
@@ -66,7 +78,8 @@ class ResidentSet:
             self._hash_to_copies.clear()
             self._pending.clear()
             self._digest = 0
-            self._is_cleared = True
+            # An event that says what is there from nothing on needs none of those that were lost.
+            self._is_cleared, self._is_lost = True, False
 
     def lose(self) -> None:
         """What was drained last may not have arrived: the next drain begins with RESET."""
@@ -78,9 +91,9 @@ class ResidentSet:
         with self._lock:
             events = tuple(self._events(None if with_snapshot else _MAX_DRAIN_EVENTS))
             hashes = list(self._hash_to_copies) if with_snapshot else []
-            seq, digest = self._seq, self._digest
+            seq, digest, is_partial = self._seq, self._digest, bool(self._pending)
         snapshot = Snapshot(seq, digest, b"".join(hashes)) if with_snapshot else None
-        return Drained(events, snapshot)
+        return Drained(events, snapshot, is_partial)
 
     @property
     def digest(self) -> int:
@@ -91,14 +104,10 @@ class ResidentSet:
     def num_resident(self) -> int:
         return len(self._hash_to_copies)
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending) or self._is_cleared or self._is_lost
-
-    def sent(self) -> tuple[int, int]:
-        """(seq, digest) as of the last drain."""
+    def sent(self) -> Sent:
+        """Where the last drain left followers."""
         with self._lock:
-            return self._seq, self._sent_digest
+            return Sent(self._seq, self._sent_digest)
 
     def check_invariants(self) -> None:
         """Assert that digest, copies and pending changes agree."""

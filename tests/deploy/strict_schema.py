@@ -9,6 +9,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 TYPO = "Misspelt"
 
 Json = Any
+KeyPath = tuple[str | int, ...]
 
 
 def closed(schema: Json) -> Json:
@@ -28,18 +29,18 @@ def closed(schema: Json) -> Json:
     return strict
 
 
-def misspellings(document: Json) -> Iterator[tuple[str, Json]]:
-    """Each key of each mapping misspelt once: its dotted path, and the copy that has it wrong."""
+def misspellings(document: Json) -> Iterator[tuple[KeyPath, Json]]:
+    """Each key of each mapping misspelt once: the way to it, and the copy that has it wrong."""
     for path in key_paths(document):
         changed = copy.deepcopy(document)
         parent = changed
         for step in path[:-1]:
             parent = parent[step]
         parent[f"{path[-1]}{TYPO}"] = parent.pop(path[-1])
-        yield ".".join(map(str, path)), changed
+        yield path, changed
 
 
-def key_paths(node: Json) -> Iterator[tuple[str | int, ...]]:
+def key_paths(node: Json) -> Iterator[KeyPath]:
     if isinstance(node, dict):
         for key, value in node.items():
             yield (key,)

@@ -28,7 +28,7 @@ def test_no_misspelt_key_passes(config: Any, schema: Any) -> None:
     validator = jsonschema.Draft7Validator(schema)
     passed = [path for path, changed in misspellings(config) if validator.is_valid(changed)]
     # A provider is a plug-in and takes what keys it likes; mounts are the operator's own paths.
-    assert [path for path in passed if not path.startswith(("provider.", "file_mounts."))] == []
+    assert [path for path in passed if path[:-1] not in {("provider",), ("file_mounts",)}] == []
 
 
 def test_what_it_mounts_is_there(config: Any) -> None:

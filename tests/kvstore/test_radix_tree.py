@@ -25,7 +25,9 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(24)
         self.tree = RadixTree(self.pool, BLOCK)
-        self.known: dict[tuple[bytes, tuple[int, ...]], int] = {}  # path of whole blocks → its last block
+        self.known: dict[
+            tuple[bytes, tuple[int, ...]], int
+        ] = {}  # path of whole blocks → its last block
         self.held: list[list[int]] = []
         self.indexed: set[bytes] = set()
 
@@ -42,7 +44,9 @@ class TreeMachine(RuleBasedStateMachine):
         packed = pack_tokens(tokens)
         duplicates = self.tree.insert(root, packed, blocks, chain(root, packed, BLOCK))
         expected = {
-            i: self.known[head] for i, head in enumerate(self.heads(root, tokens)) if head in self.known
+            i: self.known[head]
+            for i, head in enumerate(self.heads(root, tokens))
+            if head in self.known
         }
         assert {d.index: d.block_id for d in duplicates} == expected
         for d in duplicates:

@@ -111,15 +111,11 @@ def test_n_costs_one_prompt_and_at_most_one_copy_each(length: int) -> None:
     prompt = [i % 7 for i in range(length)]
     bench.submit("a", prompt, 6, n=4)
     bench.run()
-    assert outputs_of(bench.events["a"], 4) == [expected_first(prompt, 6, k) for k in range(4)]
+    assert outputs_of(bench.events["a"], 4) == [expected_output(prompt, 6, k) for k in range(4)]
     assert bench.runner.num_copies == (0 if length % BLOCK == 0 else 3)
     assert bench.runner.num_computed_tokens == length + 4 * 5
     assert sorted(e.index for e in bench.finish("a")) == [0, 1, 2, 3]
     assert bench.pool == (0, 64)
-
-
-def expected_first(prompt: list[int], num_tokens: int, index: int) -> list[int]:
-    return expected_output(prompt, num_tokens, index)
 
 
 def test_after_the_first_token_siblings_share_the_full_block_and_own_their_tail() -> None:
@@ -132,8 +128,11 @@ def test_after_the_first_token_siblings_share_the_full_block_and_own_their_tail(
     assert [pool.ref_count(b) for b in (one[0], one[1], two[1])] == [2, 1, 1]
 
 
-def test_too_small_a_pool_preempts_and_changes_nothing() -> None:
-    bench = Bench(num_blocks=10, max_num_batched_tokens=8)
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_too_small_a_pool_preempts_and_changes_nothing(enable_prefix_caching: bool) -> None:
+    bench = Bench(
+        num_blocks=10, max_num_batched_tokens=8, enable_prefix_caching=enable_prefix_caching
+    )
     prompts = {f"r{i}": [i, i + 1, 3, 4, 5] for i in range(4)}
     for name, prompt in prompts.items():
         bench.submit(name, prompt, 30)

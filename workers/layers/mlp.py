@@ -1,0 +1,20 @@
+"""The gated feed-forward part (SwiGLU, arXiv 2002.05202)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from workers.layers.linear import Linear
+
+
+@dataclass(frozen=True, eq=False)
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)), with gate's and up's rows stacked in one projection."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(functional.silu(gate).mul_(up))
