@@ -31,6 +31,7 @@ from workers.options import EngineOptions, ModelOptions
 ENV_PREFIX = "PANDO_"
 # Variables with the prefix that are not keys of the tree.
 _ENV_CONFIG_FILE = "PANDO_CONFIG"
+_ENV_API_KEY = "PANDO_API_KEY"
 _MAX_FILE_BYTES = 4 * 2**20
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -123,6 +124,7 @@ class ClusterConfig(BaseModel):
 def load_config(
     path: Path | None = None,
     *,
+    flags: Mapping[str, object] | None = None,
     overrides: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> ClusterConfig:
@@ -130,7 +132,8 @@ def load_config(
 
     Args:
         path: YAML; None takes the file that PANDO_CONFIG names, or no file.
-        overrides: `section.key=value`, the value in YAML.
+        flags: `section.key` → value, taken as it is; None counts as not given.
+        overrides: `section.key=value`, the value in YAML; these win over `flags`.
         env: instead of the process's environment.
 
     Raises:
@@ -140,21 +143,25 @@ def load_config(
     if path is None and (named := env.get(_ENV_CONFIG_FILE)):
         path = Path(named)
     tree = _read_file(path) if path is not None else {}
-    return parse_config(tree, overrides=overrides, env=env)
+    return parse_config(tree, flags=flags, overrides=overrides, env=env)
 
 
 def parse_config(
     tree: Mapping[str, Any],
     *,
+    flags: Mapping[str, object] | None = None,
     overrides: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> ClusterConfig:
     """As `load_config`, from an already parsed tree."""
     merged = _copied(tree)
     for name, value in sorted((os.environ if env is None else env).items()):
-        if name.startswith(ENV_PREFIX) and name != _ENV_CONFIG_FILE:
+        if name.startswith(ENV_PREFIX) and name not in (_ENV_CONFIG_FILE, _ENV_API_KEY):
             keys = name.removeprefix(ENV_PREFIX).lower().split("__")
             _set(merged, keys, _parsed(value, name), name)
+    for name, flag in (flags or {}).items():
+        if flag is not None:
+            _set(merged, name.split("."), flag, name)
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator:
@@ -164,6 +171,11 @@ def parse_config(
         return ClusterConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
+
+
+def client_api_key(env: Mapping[str, str] | None = None) -> str | None:
+    """The key that commands send to a running cluster unless told another: PANDO_API_KEY."""
+    return (os.environ if env is None else env).get(_ENV_API_KEY) or None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -184,11 +196,19 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _from_serve_config(document: dict[str, Any], path: Path) -> dict[str, Any]:
     applications = document["applications"]
-    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+    if (
+        not isinstance(applications, list)
+        or len(applications) != 1
+        or not isinstance(applications[0], dict)
+    ):
         raise ConfigError(f"{path}: applications must hold exactly one application")
     tree = _copied(applications[0].get("args") or {})
     http, grpc = document.get("http_options") or {}, document.get("grpc_options") or {}
-    listen = {"host": http.get("host"), "http_port": http.get("port"), "grpc_port": grpc.get("port")}
+    listen = {
+        "host": http.get("host"),
+        "http_port": http.get("port"),
+        "grpc_port": grpc.get("port"),
+    }
     tree["listen"] = {key: value for key, value in listen.items() if value is not None}
     if name := applications[0].get("name"):
         tree["app_name"] = name

@@ -62,6 +62,7 @@ class EmbeddedValkey:
         self._max_memory_bytes = max_memory_bytes
         self._password = password or secrets.token_urlsafe(24)
         self._closing = threading.Event()
+        self._is_ready = False  # has answered once; before that, its end is a failed start
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -91,7 +92,6 @@ class EmbeddedValkey:
             if not is_port_given:
                 self._port = _free_port(self._host)
             self._closing.clear()
-            self.num_restarts = 0
             self._watcher = threading.Thread(
                 target=self._watch, name="embedded-valkey", daemon=True
             )
@@ -133,7 +133,7 @@ class EmbeddedValkey:
                 process = self._process = self._spawn()
             started_at = time.monotonic()
             code = process.wait()
-            if self._closing.is_set():
+            if self._closing.is_set() or not self._is_ready:
                 return
             if time.monotonic() - started_at > _MAX_BACKOFF_S:
                 backoff_s = 0.05
@@ -175,10 +175,13 @@ class EmbeddedValkey:
         )
 
     def _wait_until_ready(self) -> bool:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline and not self.num_restarts:
+        watcher, deadline = self._watcher, time.monotonic() + _START_TIMEOUT_S
+        while watcher is not None and watcher.is_alive() and time.monotonic() < deadline:
+            # Another's server on that port could answer too, but not to our password.
             if is_answering(self.url, timeout_s=1.0):
-                return True
+                self._is_ready = True
+                if watcher.is_alive():  # or else it saw the server end before it knew of this
+                    return True
             time.sleep(0.02)
         return False
 

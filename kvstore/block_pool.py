@@ -116,7 +116,9 @@ class BlockPool:
         for block_id, count in enumerate(self._ref_counts):
             assert count >= 0
             if block_id in free:
-                assert count == 0 and not self._is_cached[block_id], f"block {block_id} is free and held"
+                assert count == 0 and not self._is_cached[block_id], (
+                    f"block {block_id} is free and held"
+                )
             elif count == 0:
                 assert self._is_cached[block_id], f"block {block_id} is lost"
                 num_idle += 1

@@ -25,7 +25,7 @@ class Fork:
 class BlockTable:
     """Blocks of one sequence, in order; each entry owns one reference in the pool.
 
-        position p lives in slot  block_ids[p // block_size] · block_size + p % block_size
+    position p lives in slot  block_ids[p // block_size] · block_size + p % block_size
     """
 
     block_size: int
@@ -36,7 +36,10 @@ class BlockTable:
         return max(0, -(-num_tokens // self.block_size) - len(self.block_ids))
 
     def slot(self, position: int) -> int:
-        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+        return (
+            self.block_ids[position // self.block_size] * self.block_size
+            + position % self.block_size
+        )
 
     def append(self, block_ids: list[int]) -> None:
         """Take over blocks that the caller allocated or acquired."""

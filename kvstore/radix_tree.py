@@ -118,7 +118,12 @@ class RadixTree:
             self._touch(child)
             node = child
         if known < len(block_ids):
-            self._append(node, tokens[known * self._block_bytes :], block_ids[known:], hashes[known * HASH_BYTES :])
+            self._append(
+                node,
+                tokens[known * self._block_bytes :],
+                block_ids[known:],
+                hashes[known * HASH_BYTES :],
+            )
         return duplicates
 
     def evict(self, num_blocks: int) -> int:
@@ -176,7 +181,10 @@ class RadixTree:
         """Binary search over block borders; each probe is one memory compare."""
         remaining = (len(tokens) - position) // self._block_bytes
         low, high = 1, min(len(node.block_ids), remaining)  # the first block matched by its key
-        if node.tokens[: high * self._block_bytes] == tokens[position : position + high * self._block_bytes]:
+        if (
+            node.tokens[: high * self._block_bytes]
+            == tokens[position : position + high * self._block_bytes]
+        ):
             return high
         while low < high:
             middle = (low + high + 1) // 2

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from kvstore.prefix_index.follower import IndexFollower
 from kvstore.prefix_index.mirror import IndexMirror
 from kvstore.prefix_index.options import IndexOptions
-from router.grpc_api import GrpcInference, set_error
+from router.grpc_api import GrpcInference
 from router.http_api.app import create_app
 from router.inference import InferenceService
 from router.options import GatewayOptions, TenancyOptions
@@ -26,7 +26,7 @@ from router.policy import RoutingPolicy, install
 from router.proto import pando_pb2 as pb
 from router.ray_backend import RayBackend
 from router.tenancy import Tenants
-from workers.errors import PandoError, Unavailable
+from workers.errors import Unavailable
 from workers.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -63,49 +63,41 @@ class Gateway:
         install(serve.get_replica_context().app_name, policy)
         self._backend = RayBackend(replicas, policy, self._follower)
         # From a replica: the Gateway's machine needs neither the model's files nor a way to its source.
-        tokenizer = await asyncio.to_thread(_make_tokenizer, await replicas.tokenizer_files.remote())
+        tokenizer = await asyncio.to_thread(
+            _make_tokenizer, await replicas.tokenizer_files.remote()
+        )
         self._service = InferenceService(self._backend, tokenizer, Tenants(tenancy), gateway)
         self._grpc = GrpcInference(self._service)
         await self._backend.reports()
         self._watch = asyncio.create_task(self._backend.watch())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._service)
+        # Serve's proxy echoes or makes `x-request-id`, passes it on to us, and adds it to the response.
+        return create_app(self._service, adds_request_id_header=False)
 
     async def Generate(  # noqa: N802 (named like the RPC)
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        metadata = grpc_context.invocation_metadata()
-        try:
-            async with aclosing(self._grpc.generate(request, metadata)) as responses:
-                async for response in responses:
-                    yield response
-        except PandoError as error:
-            set_error(grpc_context, error)
-            raise
+        async with aclosing(self._grpc.generate(request, grpc_context)) as responses:
+            async for response in responses:
+                yield response
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, grpc_context: RayServegRPCContext
     ) -> pb.ListModelsResponse:
-        try:
-            return await self._grpc.list_models(request, grpc_context.invocation_metadata())
-        except PandoError as error:
-            set_error(grpc_context, error)
-            raise
+        return await self._grpc.list_models(request, grpc_context)
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext
     ) -> pb.TokenizeResponse:
-        try:
-            return await self._grpc.tokenize(request, grpc_context.invocation_metadata())
-        except PandoError as error:
-            set_error(grpc_context, error)
-            raise
+        return await self._grpc.tokenize(request, grpc_context)
 
     async def Check(  # noqa: N802
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext
     ) -> HealthCheckResponse:
         """grpc.health.v1: serving while a replica is known."""
+        if not self._grpc.is_client_allowed(grpc_context):
+            return HealthCheckResponse()
         if request.service not in _HEALTHY_SERVICES:
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
             grpc_context.set_details(f"no service {request.service!r} here")
@@ -115,6 +107,9 @@ class Gateway:
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[HealthCheckResponse, None]:
         """The state now, and again whenever it changes."""
+        if not self._grpc.is_client_allowed(grpc_context):
+            yield HealthCheckResponse()
+            return
         told: HealthCheckResponse | None = None
         while True:
             now = self._health()

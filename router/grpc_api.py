@@ -1,15 +1,17 @@
-"""The gRPC interface as plain functions: protocol messages in, protocol messages out, PandoErrors raised.
+"""The gRPC interface as plain functions: protocol messages in, protocol messages out, errors on the context.
 
-A server of any kind calls them from its own methods and hands errors to `set_error`.
+A server of any kind calls them from its own methods.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
 
 from router.inference import InferenceService
+from router.loopback import address_of_peer, check_is_local
 from router.proto import pando_pb2 as pb
 from router.requests import (
     ChatMessage,
@@ -28,12 +30,13 @@ from router.requests import (
 )
 from router.status_codes import retry_after_s, status_of
 from router.tenancy import Tenant, key_from_headers
-from workers.errors import InvalidRequest, PandoError
+from workers.errors import InternalError, InvalidRequest, PandoError
 from workers.protocol import FinishReason
+
+_log = logging.getLogger(__name__)
 
 ERROR_CODE_KEY = "pando-error-code"
 RETRY_AFTER_KEY = "retry-after-ms"
-Metadata = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 _reason_to_proto = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -41,87 +44,129 @@ _reason_to_proto = {
 }
 
 
-class ErrorContext(Protocol):
+class CallContext(Protocol):
     """What `grpc.aio.ServicerContext` and Ray Serve's context have in common."""
 
+    def invocation_metadata(self) -> Any: ...
+    def peer(self) -> str: ...
     def set_code(self, code: grpc.StatusCode) -> Any: ...
     def set_details(self, details: str) -> Any: ...
     def set_trailing_metadata(self, trailing_metadata: Any) -> Any: ...
 
 
 class GrpcInference:
-    """The calls of `pando.v1.Inference`."""
+    """The calls of `pando.v1.Inference`.
+
+    A call that fails puts its error on the context and then *returns*: a stream ends with a `failed`
+    message, a unary call with an empty one, which gRPC does not deliver beside a status that is not OK.
+    Raising would lose the trailing metadata under Ray Serve, whose proxy takes a context from a replica
+    only together with a message, and from an exception only its code and details.
+    """
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
 
     async def generate(
-        self, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None = None
+        self, request: pb.GenerateRequest, context: CallContext, timeout_s: float | None = None
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Answer one prompt; closing the generator cancels the request.
 
         Args:
             timeout_s: what is left of the client's deadline, when it set one.
-
-        Raises:
-            PandoError: when the request is refused or fails.
         """
-        tenant = self._authenticate(metadata)
-        work = _to_inference_request(request, self._service.options.max_messages, timeout_s)
-        usage = Usage()
         try:
-            async with aclosing(self._service.generate(work, tenant)) as outputs:
-                async for output in outputs:
-                    usage = output.usage
-                    yield _to_response(output)
-            yield pb.GenerateResponse(usage=_to_usage(usage))
-        except PandoError as error:
-            self._service.metrics.count_error(error.code)
-            raise
+            async with aclosing(self._answer(request, context, timeout_s)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            yield pb.GenerateResponse(failed=self._fail(context, error))
 
     async def list_models(
-        self, _request: pb.ListModelsRequest, metadata: Metadata
+        self, _request: pb.ListModelsRequest, context: CallContext
     ) -> pb.ListModelsResponse:
-        """The models served here. Raises Unauthenticated, or Unavailable while no replica is known."""
-        self._authenticate(metadata)
-        max_model_len = self._service.info().max_model_len
-        names = self._service.model_names()
+        """The models served here."""
+        try:
+            self._authenticate(context)
+            max_model_len = self._service.info().max_model_len
+            names = self._service.model_names()
+        except Exception as error:
+            self._fail(context, error)
+            return pb.ListModelsResponse()
         return pb.ListModelsResponse(
             models=[pb.Model(id=name, max_model_len=max_model_len) for name in names]
         )
 
     async def tokenize(
-        self, request: pb.TokenizeRequest, metadata: Metadata
+        self, request: pb.TokenizeRequest, context: CallContext
     ) -> pb.TokenizeResponse:
-        """Token ids of a text or a chat. Raises PandoError."""
-        self._authenticate(metadata)
-        self._service.resolve_model(request.model or None)
-        prompt = _to_prompt(request, self._service.options.max_messages)
-        adds_special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        token_ids = await self._service.tokenize(prompt, add_special_tokens=adds_special)
+        """Token ids of a text or a chat."""
+        try:
+            self._authenticate(context)
+            self._service.resolve_model(request.model or None)
+            prompt = _to_prompt(request, self._service.options.max_messages)
+            adds_special = not request.HasField("add_special_tokens") or request.add_special_tokens
+            token_ids = await self._service.tokenize(prompt, add_special_tokens=adds_special)
+        except Exception as error:
+            self._fail(context, error)
+            return pb.TokenizeResponse()
         return pb.TokenizeResponse(token_ids=token_ids)
 
-    def _authenticate(self, metadata: Metadata) -> Tenant:
-        pairs = metadata.items() if isinstance(metadata, Mapping) else metadata
-        # grpc hands keys over in lower case; values of keys that end in -bin are bytes.
-        name_to_value = {name: value for name, value in pairs if isinstance(value, str)}
-        key = key_from_headers(name_to_value.get("authorization"), name_to_value.get("x-api-key"))
+    def is_client_allowed(self, context: CallContext) -> bool:
+        """Whether the client may ask anything at all; when not, `context` says why."""
         try:
-            return self._service.tenants.resolve(key)
+            self._check_client(context)
         except PandoError as error:
-            self._service.metrics.count_error(error.code)
-            raise
+            self._fail(context, error)
+            return False
+        return True
+
+    async def _answer(
+        self, request: pb.GenerateRequest, context: CallContext, timeout_s: float | None
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        tenant = self._authenticate(context)
+        work = _to_inference_request(request, self._service.options.max_messages, timeout_s)
+        usage = Usage()
+        async with aclosing(self._service.generate(work, tenant)) as outputs:
+            async for output in outputs:
+                usage = output.usage
+                yield _to_response(output)
+        yield pb.GenerateResponse(usage=_to_usage(usage))
+
+    def _authenticate(self, context: CallContext) -> Tenant:
+        self._check_client(context)
+        # grpc hands keys over in lower case; values of keys that end in -bin are bytes.
+        name_to_value = {
+            name: value for name, value in context.invocation_metadata() if isinstance(value, str)
+        }
+        key = key_from_headers(name_to_value.get("authorization"), name_to_value.get("x-api-key"))
+        return self._service.tenants.resolve(key)
+
+    def _check_client(self, context: CallContext) -> None:
+        """Without API keys, clients on this machine only. Raises PermissionDenied."""
+        if not self._service.tenants.has_keys:
+            check_is_local(address_of_peer(context.peer()))
+
+    def _fail(self, context: CallContext, error: Exception) -> pb.Failed:
+        if not isinstance(error, PandoError):
+            _log.error("unexpected failure", exc_info=error)
+            error = InternalError("an internal error; it has been logged")
+        self._service.metrics.count_error(error.code)
+        return set_error(context, error)
 
 
-def set_error(context: ErrorContext, error: PandoError) -> None:
-    """Put `error` on a call: status code, message, `pando-error-code`, `retry-after-ms`."""
-    context.set_code(status_of(error).grpc_code)
-    context.set_details(error.message)
+def set_error(context: CallContext, error: PandoError) -> pb.Failed:
+    """Put `error` on a call: status code, message, `pando-error-code`, `retry-after-ms`; and as a message."""
+    failed = pb.Failed(code=error.code, message=error.message, param=error.param)
+    # A list: Ray Serve's context prepends a list of its own.
     trailing = [(ERROR_CODE_KEY, error.code)]
     delay_s = retry_after_s(error)
     if delay_s is not None:
-        trailing.append((RETRY_AFTER_KEY, str(round(delay_s * 1000))))
-    context.set_trailing_metadata(tuple(trailing))
+        failed.retry_after_ms = round(delay_s * 1000)
+        trailing.append((RETRY_AFTER_KEY, str(failed.retry_after_ms)))
+    context.set_code(status_of(error).grpc_code)
+    context.set_details(error.message)
+    context.set_trailing_metadata(trailing)
+    return failed
 
 
 def _to_inference_request(
@@ -176,6 +221,7 @@ def _to_response(output: Output) -> pb.GenerateResponse:
                     model=output.model,
                     num_prompt_tokens=output.usage.num_prompt_tokens,
                     num_cached_tokens=output.usage.num_cached_tokens,
+                    replica_id=output.replica_id,
                 )
             )
         case Delta():

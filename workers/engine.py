@@ -253,7 +253,9 @@ class Engine:
         try:
             sink(events)
         except Exception:
-            logger.warning("request %s cannot be told its events; it is dropped", request_id, exc_info=True)
+            logger.warning(
+                "request %s cannot be told its events; it is dropped", request_id, exc_info=True
+            )
             self._request_to_sink.pop(request_id)
             self._scheduler.abort(request_id)
 

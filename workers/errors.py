@@ -1,17 +1,17 @@
 """The one error tree. Router and replica raise these; `router.status_codes` turns them into HTTP and gRPC.
 
-    PandoError
-    ├── InvalidRequest        the client's request can never succeed as it is
-    │   └── ContextTooLong    prompt and output do not fit the model or the pool
-    ├── Unauthenticated       no key, or one nobody knows
-    ├── PermissionDenied      a known tenant asks for what it may not have
-    ├── ModelNotFound         the model named is not served here
-    ├── PayloadTooLarge       the body is over the configured limit
-    ├── Overloaded            capacity exists but is contended: try again later
-    ├── Unavailable           no replica can serve now: try again later
-    ├── DeadlineExceeded      the client's own deadline passed
-    ├── ReplicaLost           the replica died while it was answering
-    └── InternalError         our fault
+PandoError
+├── InvalidRequest        the client's request can never succeed as it is
+│   └── ContextTooLong    prompt and output do not fit the model or the pool
+├── Unauthenticated       no key, or one nobody knows
+├── PermissionDenied      a known tenant asks for what it may not have
+├── ModelNotFound         the model named is not served here
+├── PayloadTooLarge       the body is over the configured limit
+├── Overloaded            capacity exists but is contended: try again later
+├── Unavailable           no replica can serve now: try again later
+├── DeadlineExceeded      the client's own deadline passed
+├── ReplicaLost           the replica died while it was answering
+└── InternalError         our fault
 """
 
 

@@ -51,20 +51,18 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> Path:
 def _write_model(gguf: Path, directory: Path) -> None:
     # transformers takes seconds to import, and only a conversion needs it.
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # whoever gave us `progress` draws
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    try:
-        with redirect_stderr(StringIO()):  # a bar that cannot be switched off
+    with redirect_stderr(StringIO()):  # bars of its own; whoever gave us `progress` draws
+        try:
             model = AutoModelForCausalLM.from_pretrained(
                 **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
             )
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-    except (ValueError, KeyError, NotImplementedError, OSError) as error:
-        raise GgufError(f"{gguf.name} cannot be converted: {error}") from error
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+        except (ValueError, KeyError, NotImplementedError, OSError) as error:
+            raise GgufError(f"{gguf.name} cannot be converted: {error}") from error
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
     _forget_quantization(directory / "config.json")
 
 

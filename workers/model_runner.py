@@ -14,7 +14,9 @@ from workers.step_plan import PlannedRow, SampledToken, StepPlan
 class CausalModel(Protocol):
     """What a runner needs of a model; `workers.weights.load_model` makes one."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, batch: AttentionBatch, pool: KvPool) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, batch: AttentionBatch, pool: KvPool
+    ) -> Tensor:
         """int64 [num_tokens] twice → hidden states [num_tokens, hidden_size]; writes KV into the pool."""
         ...
 

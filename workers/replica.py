@@ -81,9 +81,7 @@ class Replica:
         """
         queue: asyncio.Queue[tuple[EngineEvent, ...]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        self._engine.submit(
-            request, lambda events: _call_soon(loop, queue, events)
-        )
+        self._engine.submit(request, lambda events: _call_soon(loop, queue, events))
         num_open = request.n
         try:
             while num_open > 0:

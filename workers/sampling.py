@@ -37,7 +37,9 @@ def sample(logits: Tensor, draws: SequenceOf[Draw]) -> list[SampledToken]:
     """
     if not draws:
         return []
-    rows = logits[torch.tensor([draw.row for draw in draws], device=logits.device)]  # [num_draws, vocab_size]
+    rows = logits[
+        torch.tensor([draw.row for draw in draws], device=logits.device)
+    ]  # [num_draws, vocab_size]
     is_valid = torch.isfinite(rows.amax(dim=-1)).tolist()
     logprobs = _logprobs_rows(rows, draws)
     rows = torch.stack([_adjust(row, draw.sequence) for row, draw in zip(rows, draws, strict=True)])
@@ -47,7 +49,11 @@ def sample(logits: Tensor, draws: SequenceOf[Draw]) -> list[SampledToken]:
         token_id = greedy[i]
         if is_valid[i] and draw.sequence.sampling.temperature > 0:
             token_id = _draw(rows[i], draw)
-        top = None if logprobs is None else _logprobs_of(logprobs[i], token_id, draw.sequence.sampling)
+        top = (
+            None
+            if logprobs is None
+            else _logprobs_of(logprobs[i], token_id, draw.sequence.sampling)
+        )
         sampled.append(SampledToken(token_id, top, is_valid[i]))
     return sampled
 
@@ -94,7 +100,11 @@ def _adjust(logits: Tensor, sequence: Sequence) -> Tensor:
     """Penalties, bias and the minimum length; the row itself when nothing of it is asked for."""
     sampling = sequence.sampling
     is_short = sequence.num_output_tokens < sampling.min_tokens and bool(sequence.stop_token_ids)
-    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+    has_penalty = (
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1.0
+    )
     if not (is_short or has_penalty or sampling.logit_bias):
         return logits
     logits = logits.clone()
@@ -121,7 +131,9 @@ def _penalize(logits: Tensor, sequence: Sequence) -> None:
     if sequence.num_output_tokens:
         output = tokens[sequence.num_prompt_tokens :]
         seen, counts = torch.unique(output, return_counts=True)
-        logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(logits.dtype)
+        logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(
+            logits.dtype
+        )
 
 
 def _logprobs_rows(rows: Tensor, draws: SequenceOf[Draw]) -> Tensor | None:

@@ -140,11 +140,13 @@ class Scheduler:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if not 1 <= request.n <= self.options.max_num_seqs:
             raise InvalidRequest(
-                f"n is {request.n}; it must lie between 1 and {self.options.max_num_seqs}", param="n"
+                f"n is {request.n}; it must lie between 1 and {self.options.max_num_seqs}",
+                param="n",
             )
         if request.sampling.max_tokens < 1:
             raise InvalidRequest(
-                f"max_tokens is {request.sampling.max_tokens}; it must be at least 1", param="max_tokens"
+                f"max_tokens is {request.sampling.max_tokens}; it must be at least 1",
+                param="max_tokens",
             )
         num_total = num_prompt_tokens + request.sampling.max_tokens
         if num_total > self.options.max_model_len:
@@ -161,7 +163,9 @@ class Scheduler:
                 param="max_tokens",
             )
         if len(self._waiting) >= self.options.max_num_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already", retry_after_s=1.0)
+            raise Overloaded(
+                f"{len(self._waiting)} requests are waiting already", retry_after_s=1.0
+            )
 
     def is_open(self, request_id: str) -> bool:
         """Whether any of its sequences has still to end."""
@@ -205,7 +209,10 @@ class Scheduler:
     def _row(self, sequence: Sequence, num_tokens: int) -> PlannedRow:
         is_complete = num_tokens == sequence.num_uncomputed_tokens
         return PlannedRow(
-            sequence, sequence.num_computed_tokens, num_tokens, sequence.num_draws if is_complete else 0
+            sequence,
+            sequence.num_computed_tokens,
+            num_tokens,
+            sequence.num_draws if is_complete else 0,
         )
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -254,7 +261,9 @@ class Scheduler:
                 sequence.num_computed_tokens = sequence.num_sealed_blocks = 0
                 return
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            num_blocks = sequence.table.num_blocks_to_hold(sequence.num_computed_tokens + num_tokens)
+            num_blocks = sequence.table.num_blocks_to_hold(
+                sequence.num_computed_tokens + num_tokens
+            )
             self._allocate(sequence, num_blocks)
             self._waiting.popleft()
             self._start(sequence)
@@ -294,7 +303,10 @@ class Scheduler:
             sequence.num_computed_tokens = row.start + row.num_tokens
             self._seal(sequence)
             if any(not token.is_valid for token in tokens):
-                self.fail(sequence.request_id, RequestFailed("internal_error", "the model's logits are not finite"))
+                self.fail(
+                    sequence.request_id,
+                    RequestFailed("internal_error", "the model's logits are not finite"),
+                )
             elif tokens:
                 self._advance(sequence, tokens)
         self._running = [s for s in self._running if s.state is SequenceState.RUNNING]
@@ -315,7 +327,9 @@ class Scheduler:
             table=BlockTable(self._block_size),
         )
         has_partial_block = parent.num_computed_tokens % self._block_size > 0
-        if (has_partial_block and self.pool.num_available == 0) or len(self._running) >= self.options.max_num_seqs:
+        if (has_partial_block and self.pool.num_available == 0) or len(
+            self._running
+        ) >= self.options.max_num_seqs:
             child.state = SequenceState.WAITING
             child.num_computed_tokens = child.num_sealed_blocks = 0
             self._waiting.appendleft(child)
@@ -344,7 +358,9 @@ class Scheduler:
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
         self._retire(sequence)
-        self._events.append(RequestEvent(sequence.request_id, SequenceFinished(sequence.index, reason)))
+        self._events.append(
+            RequestEvent(sequence.request_id, SequenceFinished(sequence.index, reason))
+        )
         num_open = self._request_to_num_open[sequence.request_id] - 1
         if num_open:
             self._request_to_num_open[sequence.request_id] = num_open

@@ -150,7 +150,7 @@ class IndexMirror:
                 self._away_since = self._now
             self._is_connected = is_connected
             for row in [row for row in self._rows.values() if row.epoch is None]:
-                if not row.num_guesses:
+                if not row.hash_to_expiry:
                     self._shelves.retire(self._rows.pop(row.replica_id))
         is_more = True
         while is_more:

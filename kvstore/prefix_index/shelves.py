@@ -34,7 +34,7 @@ class Row:
     is_synced: bool = False
     exact_at: float = 0.0
     hashes: set[bytes] = field(default_factory=set)
-    num_guesses: int = 0
+    hash_to_expiry: dict[bytes, float] = field(default_factory=dict)  # guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class _Guess:
+class _Guesses:
     expires_at: float
     row: Row
-    hash: bytes
+    hashes: list[bytes]  # one list a call: an object a hash would keep the garbage collector busy
 
 
 class Shelves:
@@ -64,17 +64,17 @@ class Shelves:
         self._fingerprint_to_shelf: dict[str, Shelf] = {}
         self._rows: list[Row] = []  # live and retired
         self._used_bits = 0
-        self._guesses: deque[_Guess] = deque()  # by expiry; outdated ones stay until their turn
-        self._guess_to_expiry: dict[tuple[int, bytes], float] = {}
+        self._queue: deque[_Guesses] = deque()  # by expiry; outdated ones stay until their turn
+        self._num_guessed = 0
         self._num_confirmed = 0
 
     @property
     def num_entries(self) -> int:
-        return self._num_confirmed + len(self._guess_to_expiry)
+        return self._num_confirmed + self._num_guessed
 
     @property
     def has_guesses(self) -> bool:
-        return bool(self._guess_to_expiry)
+        return self._num_guessed > 0
 
     def shelf(self, fingerprint: str) -> Shelf | None:
         return self._fingerprint_to_shelf.get(fingerprint)
@@ -99,7 +99,7 @@ class Shelves:
             part = [h for h, _ in zip(row.hashes, range(max_hashes), strict=False)]
             self.remove(row, part)
             max_hashes -= len(part)
-            if not row.hashes and not row.num_guesses:
+            if not row.hashes and not row.hash_to_expiry:
                 self._rows.remove(row)
                 self._used_bits &= ~row.bit
                 if not any(other.shelf is row.shelf for other in self._rows):
@@ -130,7 +130,7 @@ class Shelves:
         """The replica said it holds `hashes`; a guess of the same is thereby settled."""
         confirmed, bit = row.shelf.confirmed, row.bit
         for h in hashes:
-            if (bit, h) in self._guess_to_expiry:
+            if h in row.hash_to_expiry:
                 self._drop_guess(row, h)
             if h not in row.hashes and self.num_entries < self._max_entries:
                 row.hashes.add(h)
@@ -152,25 +152,29 @@ class Shelves:
         entries a guess however often a prefix is routed.
         """
         expires_at = now + self._speculative_s
+        hash_to_expiry, guessed = row.hash_to_expiry, row.shelf.guessed
+        noted: list[bytes] = []
         for h in hashes:
-            key = (row.bit, h)
-            known = self._guess_to_expiry.get(key)
+            known = hash_to_expiry.get(h)
             if known is None:
                 if self.num_entries >= self._max_entries:
                     break
-                row.num_guesses += 1
-                row.shelf.guessed[h] = row.shelf.guessed.get(h, 0) | row.bit
+                self._num_guessed += 1
+                guessed[h] = guessed.get(h, 0) | row.bit
             elif expires_at - known < self._speculative_s / 2:
                 continue
-            self._guess_to_expiry[key] = expires_at
-            self._guesses.append(_Guess(expires_at, row, h))
+            hash_to_expiry[h] = expires_at
+            noted.append(h)
+        if noted:
+            self._queue.append(_Guesses(expires_at, row, noted))
 
     def expire(self, now: float) -> None:
         """Drop guesses whose life is over. `now` must not decrease."""
-        while self._guesses and self._guesses[0].expires_at <= now:
-            guess = self._guesses.popleft()
-            if self._guess_to_expiry.get((guess.row.bit, guess.hash)) == guess.expires_at:
-                self._drop_guess(guess.row, guess.hash)
+        while self._queue and self._queue[0].expires_at <= now:
+            guesses = self._queue.popleft()
+            for h in guesses.hashes:
+                if guesses.row.hash_to_expiry.get(h) == guesses.expires_at:
+                    self._drop_guess(guesses.row, h)
 
     def check_invariants(self) -> None:
         """Assert that masks, rows, guesses and counters tell one story. Linear in what is held."""
@@ -179,24 +183,25 @@ class Shelves:
         assert len(set(bits)) == len(bits)
         assert self._num_confirmed == sum(len(row.hashes) for row in self._rows)
         assert self.num_entries <= self._max_entries
-        assert len(self._guess_to_expiry) == sum(row.num_guesses for row in self._rows)
-        guessed = set()
+        assert self._num_guessed == sum(len(row.hash_to_expiry) for row in self._rows)
         for shelf in self._fingerprint_to_shelf.values():
             rows = [row for row in self._rows if row.shelf is shelf]
             assert rows
-            expected: dict[bytes, int] = {}
-            for row in rows:
-                for h in row.hashes:
-                    expected[h] = expected.get(h, 0) | row.bit
-                guessed |= {(row.bit, h) for h, mask in shelf.guessed.items() if mask & row.bit}
-            assert expected == shelf.confirmed
-            assert all(shelf.guessed.values())
-        assert guessed == self._guess_to_expiry.keys()
+            assert shelf.confirmed == _masks((row.bit, row.hashes) for row in rows)
+            assert shelf.guessed == _masks((row.bit, row.hash_to_expiry) for row in rows)
 
     def _drop_guess(self, row: Row, h: bytes) -> None:
-        del self._guess_to_expiry[row.bit, h]
-        row.num_guesses -= 1
+        del row.hash_to_expiry[h]
+        self._num_guessed -= 1
         _clear_bit(row.shelf.guessed, h, row.bit)
+
+
+def _masks(bits_and_hashes: Iterable[tuple[int, Iterable[bytes]]]) -> dict[bytes, int]:
+    hash_to_mask: dict[bytes, int] = {}
+    for bit, hashes in bits_and_hashes:
+        for h in hashes:
+            hash_to_mask[h] = hash_to_mask.get(h, 0) | bit
+    return hash_to_mask
 
 
 def _clear_bit(hash_to_mask: dict[bytes, int], h: bytes, bit: int) -> None:

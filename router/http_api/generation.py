@@ -15,6 +15,7 @@ from router.http_api.usage import usage_body
 from router.inference import InferenceService
 from router.requests import Delta, Finished, InferenceRequest, Started, Usage
 from router.tenancy import Tenant, key_from_headers
+from router.validation import check_request
 from workers.errors import InternalError, InvalidRequest
 
 
@@ -25,6 +26,10 @@ def authenticate(service: InferenceService, request: Request) -> Tenant:
 
 def key_of(request: Request) -> str | None:
     return key_from_headers(request.headers.get("authorization"), request.headers.get("x-api-key"))
+
+
+# Which replica answered; of several prompts each one's, in the order in which they began.
+REPLICA_HEADER = "x-pando-replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class _Progress:
     """What is known of the whole request so far."""
 
     fingerprint: str | None = None
+    replica_ids: list[str] = field(default_factory=list)
     prompt_index_to_usage: dict[int, Usage] = field(default_factory=dict)
 
     @property
@@ -56,6 +62,12 @@ class _Progress:
         self.prompt_index_to_usage[tagged.prompt_index] = tagged.output.usage
         if isinstance(tagged.output, Started):
             self.fingerprint = f"fp_{tagged.output.fingerprint[:12]}"
+            if tagged.output.replica_id not in self.replica_ids:
+                self.replica_ids.append(tagged.output.replica_id)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {REPLICA_HEADER: ",".join(self.replica_ids)} if self.replica_ids else {}
 
 
 def make_reply(
@@ -95,22 +107,28 @@ async def respond(
         PandoError: the request was refused, or failed before the response began.
         ClientGone: the client left before the response began.
     """
+    for one in work:
+        # Before anything here is sized by n.
+        check_request(one, service.options)
     outputs = fan_in([service.generate(one, tenant) for one in work])
     try:
         if not is_stream:
-            return JSONResponse(await until_disconnect(request, _whole(outputs, reply)))
+            return await until_disconnect(request, _whole(outputs, reply))
         first = await until_disconnect(request, _first(outputs))
     except BaseException:
         await outputs.aclose()
         raise
-    return EventStream(_chunks(first, outputs, reply), outputs, service.metrics.count_error)
+    progress = _Progress()
+    progress.see(first)
+    chunks = _chunks(first, outputs, reply, progress)
+    return EventStream(chunks, outputs, service.metrics.count_error, progress.headers)
 
 
 async def _first(outputs: AsyncGenerator[Tagged, None]) -> Tagged:
     return await anext(outputs)
 
 
-async def _whole(outputs: AsyncGenerator[Tagged, None], reply: Reply) -> Json:
+async def _whole(outputs: AsyncGenerator[Tagged, None], reply: Reply) -> JSONResponse:
     progress = _Progress()
     choices = [WholeChoice() for _ in range(reply.num_prompts * reply.n)]
     async for tagged in outputs:
@@ -124,17 +142,17 @@ async def _whole(outputs: AsyncGenerator[Tagged, None], reply: Reply) -> Json:
                 choices[tagged.prompt_index * reply.n + index].finished = finished
     if any(choice.finished is None for choice in choices):
         raise InternalError("the answer ended before all of its choices did")
-    return {
+    body = {
         **_envelope(reply, reply.shape.whole_object, progress),
         "choices": [reply.shape.whole(i, i // reply.n, c) for i, c in enumerate(choices)],
         "usage": usage_body(progress.usage),
     }
+    return JSONResponse(body, headers=progress.headers)
 
 
 async def _chunks(
-    first: Tagged, outputs: AsyncGenerator[Tagged, None], reply: Reply
+    first: Tagged, outputs: AsyncGenerator[Tagged, None], reply: Reply, progress: _Progress
 ) -> AsyncGenerator[Json, None]:
-    progress = _Progress()
     for chunk in _chunks_of(first, reply, progress):
         yield chunk
     async for tagged in outputs:

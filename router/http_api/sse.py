@@ -30,6 +30,7 @@ class EventStream(StreamingResponse):
         chunks: AsyncGenerator[Chunk, None],
         source: AsyncGenerator[Any, None],
         count_error: Callable[[str], None],
+        headers: Mapping[str, str],
     ) -> None:
         self._chunks = chunks
         self._source = source
@@ -37,7 +38,7 @@ class EventStream(StreamingResponse):
             _events(chunks, count_error),
             media_type="text/event-stream",
             # Proxies that buffer would turn the stream into one late block.
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

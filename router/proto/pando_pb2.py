@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18router/proto/pando.proto\x12\x08pando.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x0c\x43hatMessages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.pando.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x08messages\x18\x03 \x01(\x0b\x32\x16.pando.v1.ChatMessagesH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.pando.v1.TokenIdsH\x00\x12\x0e\n\x01n\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12$\n\x08sampling\x18\x07 \x01(\x0b\x32\x12.pando.v1.SamplingB\x08\n\x06promptB\x04\n\x02_n\"\xd5\x04\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x01H\t\x88\x01\x01\x12\x35\n\nlogit_bias\x18\x0b \x03(\x0b\x32!.pando.v1.Sampling.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobs\"\xad\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.pando.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.pando.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.pando.v1.FinishedH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x0f.pando.v1.UsageH\x00\x42\x07\n\x05\x65vent\"b\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"L\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x15.pando.v1.TokenDetail\"X\n\x0bTokenDetail\x12%\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x15.pando.v1.TokenChoice\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.pando.v1.TokenChoice\">\n\x0bTokenChoice\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"]\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.pando.v1.FinishReason\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"\\\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.pando.v1.Model\"*\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x9e\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x08messages\x18\x03 \x01(\x0b\x32\x16.pando.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xdc\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.pando.v1.GenerateRequest\x1a\x1a.pando.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.pando.v1.ListModelsRequest\x1a\x1c.pando.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.pando.v1.TokenizeRequest\x1a\x1a.pando.v1.TokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18router/proto/pando.proto\x12\x08pando.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x0c\x43hatMessages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.pando.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x08messages\x18\x03 \x01(\x0b\x32\x16.pando.v1.ChatMessagesH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.pando.v1.TokenIdsH\x00\x12\x0e\n\x01n\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12$\n\x08sampling\x18\x07 \x01(\x0b\x32\x12.pando.v1.SamplingB\x08\n\x06promptB\x04\n\x02_n\"\xd5\x04\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x01H\t\x88\x01\x01\x12\x35\n\nlogit_bias\x18\x0b \x03(\x0b\x32!.pando.v1.Sampling.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobs\"\xd1\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.pando.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.pando.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.pando.v1.FinishedH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x0f.pando.v1.UsageH\x00\x12\"\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x10.pando.v1.FailedH\x00\x42\x07\n\x05\x65vent\"v\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x12\n\nreplica_id\x18\x05 \x01(\t\"L\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x15.pando.v1.TokenDetail\"X\n\x0bTokenDetail\x12%\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x15.pando.v1.TokenChoice\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.pando.v1.TokenChoice\">\n\x0bTokenChoice\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"]\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.pando.v1.FinishReason\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"\\\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\"u\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\x05param\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_paramB\x11\n\x0f_retry_after_ms\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.pando.v1.Model\"*\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x9e\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x08messages\x18\x03 \x01(\x0b\x32\x16.pando.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xdc\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.pando.v1.GenerateRequest\x1a\x1a.pando.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.pando.v1.ListModelsRequest\x1a\x1c.pando.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.pando.v1.TokenizeRequest\x1a\x1a.pando.v1.TokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2003
-  _globals['_FINISHREASON']._serialized_end=2098
+  _globals['_FINISHREASON']._serialized_start=2178
+  _globals['_FINISHREASON']._serialized_end=2273
   _globals['_CHATMESSAGE']._serialized_start=38
   _globals['_CHATMESSAGE']._serialized_end=82
   _globals['_CHATMESSAGES']._serialized_start=84
@@ -48,29 +48,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=772
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=820
   _globals['_GENERATERESPONSE']._serialized_start=987
-  _globals['_GENERATERESPONSE']._serialized_end=1160
-  _globals['_STARTED']._serialized_start=1162
-  _globals['_STARTED']._serialized_end=1260
-  _globals['_DELTA']._serialized_start=1262
-  _globals['_DELTA']._serialized_end=1338
-  _globals['_TOKENDETAIL']._serialized_start=1340
-  _globals['_TOKENDETAIL']._serialized_end=1428
-  _globals['_TOKENCHOICE']._serialized_start=1430
-  _globals['_TOKENCHOICE']._serialized_end=1492
-  _globals['_FINISHED']._serialized_start=1494
-  _globals['_FINISHED']._serialized_end=1587
-  _globals['_USAGE']._serialized_start=1589
-  _globals['_USAGE']._serialized_end=1681
-  _globals['_LISTMODELSREQUEST']._serialized_start=1683
-  _globals['_LISTMODELSREQUEST']._serialized_end=1702
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1704
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1757
-  _globals['_MODEL']._serialized_start=1759
-  _globals['_MODEL']._serialized_end=1801
-  _globals['_TOKENIZEREQUEST']._serialized_start=1804
-  _globals['_TOKENIZEREQUEST']._serialized_end=1962
-  _globals['_TOKENIZERESPONSE']._serialized_start=1964
-  _globals['_TOKENIZERESPONSE']._serialized_end=2001
-  _globals['_INFERENCE']._serialized_start=2101
-  _globals['_INFERENCE']._serialized_end=2321
+  _globals['_GENERATERESPONSE']._serialized_end=1196
+  _globals['_STARTED']._serialized_start=1198
+  _globals['_STARTED']._serialized_end=1316
+  _globals['_DELTA']._serialized_start=1318
+  _globals['_DELTA']._serialized_end=1394
+  _globals['_TOKENDETAIL']._serialized_start=1396
+  _globals['_TOKENDETAIL']._serialized_end=1484
+  _globals['_TOKENCHOICE']._serialized_start=1486
+  _globals['_TOKENCHOICE']._serialized_end=1548
+  _globals['_FINISHED']._serialized_start=1550
+  _globals['_FINISHED']._serialized_end=1643
+  _globals['_USAGE']._serialized_start=1645
+  _globals['_USAGE']._serialized_end=1737
+  _globals['_FAILED']._serialized_start=1739
+  _globals['_FAILED']._serialized_end=1856
+  _globals['_LISTMODELSREQUEST']._serialized_start=1858
+  _globals['_LISTMODELSREQUEST']._serialized_end=1877
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1879
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1932
+  _globals['_MODEL']._serialized_start=1934
+  _globals['_MODEL']._serialized_end=1976
+  _globals['_TOKENIZEREQUEST']._serialized_start=1979
+  _globals['_TOKENIZEREQUEST']._serialized_end=2137
+  _globals['_TOKENIZERESPONSE']._serialized_start=2139
+  _globals['_TOKENIZERESPONSE']._serialized_end=2176
+  _globals['_INFERENCE']._serialized_start=2276
+  _globals['_INFERENCE']._serialized_end=2496
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,7 @@ if _version_not_supported:
 class InferenceStub:
     """The tenant's API key goes into the call's metadata: `authorization: Bearer <key>` or `x-api-key`.
     A failed call carries its error code in the trailing metadata `pando-error-code`, and
-    `retry-after-ms` where trying again may help.
+    `retry-after-ms` where trying again may help. A failed stream says the same in a last message, `failed`.
     """
 
     def __init__(self, channel):
@@ -57,11 +57,12 @@ class InferenceStub:
 class InferenceServicer:
     """The tenant's API key goes into the call's metadata: `authorization: Bearer <key>` or `x-api-key`.
     A failed call carries its error code in the trailing metadata `pando-error-code`, and
-    `retry-after-ms` where trying again may help.
+    `retry-after-ms` where trying again may help. A failed stream says the same in a last message, `failed`.
     """
 
     def Generate(self, request, context):
-        """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage.
+        """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage;
+        or, at any point, failed, after which the call ends with a status that is not OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,7 +109,7 @@ def add_InferenceServicer_to_server(servicer, server):
 class Inference:
     """The tenant's API key goes into the call's metadata: `authorization: Bearer <key>` or `x-api-key`.
     A failed call carries its error code in the trailing metadata `pando-error-code`, and
-    `retry-after-ms` where trying again may help.
+    `retry-after-ms` where trying again may help. A failed stream says the same in a last message, `failed`.
     """
 
     @staticmethod

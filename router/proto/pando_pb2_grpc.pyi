@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class InferenceStub:
     """The tenant's API key goes into the call's metadata: `authorization: Bearer <key>` or `x-api-key`.
     A failed call carries its error code in the trailing metadata `pando-error-code`, and
-    `retry-after-ms` where trying again may help.
+    `retry-after-ms` where trying again may help. A failed stream says the same in a last message, `failed`.
     """
 
     @_typing.overload
@@ -37,7 +37,9 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_pando_pb2.GenerateRequest, _pando_pb2.GenerateResponse]
-    """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage."""
+    """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage;
+    or, at any point, failed, after which the call ends with a status that is not OK.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_pando_pb2.ListModelsRequest, _pando_pb2.ListModelsResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_pando_pb2.TokenizeRequest, _pando_pb2.TokenizeResponse]
 
@@ -45,19 +47,21 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     """The tenant's API key goes into the call's metadata: `authorization: Bearer <key>` or `x-api-key`.
     A failed call carries its error code in the trailing metadata `pando-error-code`, and
-    `retry-after-ms` where trying again may help.
+    `retry-after-ms` where trying again may help. A failed stream says the same in a last message, `failed`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_pando_pb2.GenerateRequest, _pando_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage."""
+    """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage;
+    or, at any point, failed, after which the call ends with a status that is not OK.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_pando_pb2.ListModelsRequest, _pando_pb2.ListModelsResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_pando_pb2.TokenizeRequest, _pando_pb2.TokenizeResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """The tenant's API key goes into the call's metadata: `authorization: Bearer <key>` or `x-api-key`.
     A failed call carries its error code in the trailing metadata `pando-error-code`, and
-    `retry-after-ms` where trying again may help.
+    `retry-after-ms` where trying again may help. A failed stream says the same in a last message, `failed`.
     """
 
     @_abc_1.abstractmethod
@@ -66,7 +70,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _pando_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_pando_pb2.GenerateResponse], _abc.AsyncIterator[_pando_pb2.GenerateResponse]]:
-        """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage."""
+        """Answers one prompt as it grows: started, then delta and finished of each sequence, then usage;
+        or, at any point, failed, after which the call ends with a status that is not OK.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -7,7 +7,13 @@ copy, a stale block or a lost preemption changes the output.
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
-from workers.protocol import EngineEvent, GenerateRequest, ReplicaInfo, SamplingParams, TokensEmitted
+from workers.protocol import (
+    EngineEvent,
+    GenerateRequest,
+    ReplicaInfo,
+    SamplingParams,
+    TokensEmitted,
+)
 from workers.step_plan import SampledToken, StepPlan
 from kvstore.prefix_hash import chain, pack_tokens, root_hash
 

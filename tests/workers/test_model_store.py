@@ -86,7 +86,9 @@ def test_incomplete_directory_says_what_is_missing(tmp_path: Path, gone: str) ->
         resolve_model(str(model_dir), cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nothing", "/no/such/dir", "a/b/c", "../x", "owner/na me", "http://x/y"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "/no/such/dir", "a/b/c", "../x", "owner/na me", "http://x/y"]
+)
 def test_names_that_are_no_model(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"is no directory, .gguf file or hub id"):
         resolve_model(name, cache_dir=tmp_path)

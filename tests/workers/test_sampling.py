@@ -24,7 +24,12 @@ VOCAB = 100
 
 
 def make_sequence(
-    prompt: list[int], output: list[int] | None = None, *, seed: int = 0, stop: tuple[int, ...] = (), **fields: object
+    prompt: list[int],
+    output: list[int] | None = None,
+    *,
+    seed: int = 0,
+    stop: tuple[int, ...] = (),
+    **fields: object,
 ) -> Sequence:
     return Sequence(
         request_id="a", index=0, root=b"", tokens=array("I", [*prompt, *(output or [])]),
@@ -38,7 +43,11 @@ def draw_one(logits: torch.Tensor, sequence: Sequence, index: int = 0) -> int:
 
 
 @given(
-    st.integers(0, 10_000), st.floats(0.1, 2), st.integers(0, 120), st.floats(0.05, 1), st.floats(0, 0.5)
+    st.integers(0, 10_000),
+    st.floats(0.1, 2),
+    st.integers(0, 120),
+    st.floats(0.05, 1),
+    st.floats(0, 0.5),
 )
 def test_filters_agree_with_transformers(
     seed: int, temperature: float, top_k: int, top_p: float, min_p: float
@@ -56,14 +65,20 @@ def test_filters_agree_with_transformers(
     assert (ours > 0).ne(theirs > 0).sum() <= 1
     torch.testing.assert_close(ours / ours.sum(), theirs, atol=0.06, rtol=0)
     with_min_p = filtered_probabilities(logits, replace(sampling, top_k=0, top_p=1.0, min_p=min_p))
-    expected = MinPLogitsWarper(min_p)(None, TemperatureLogitsWarper(temperature)(None, logits[None]))
+    expected = MinPLogitsWarper(min_p)(
+        None, TemperatureLogitsWarper(temperature)(None, logits[None])
+    )
     assert with_min_p.gt(0).equal(expected[0].isfinite() & expected[0].softmax(-1).gt(0))
 
 
 def test_repetition_penalty_agrees_with_transformers() -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
-    sequence = make_sequence([1, 2, 3], [4, 4], temperature=0.0, repetition_penalty=1.7, logprobs=VOCAB)
-    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[1, 2, 3, 4, 4]]), logits[None].clone())
+    sequence = make_sequence(
+        [1, 2, 3], [4, 4], temperature=0.0, repetition_penalty=1.7, logprobs=VOCAB
+    )
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(
+        torch.tensor([[1, 2, 3, 4, 4]]), logits[None].clone()
+    )
     assert draw_one(logits, sequence) == int(theirs.argmax())
 
 
@@ -72,16 +87,24 @@ def test_presence_and_frequency_count_the_output_alone() -> None:
     logits[7], logits[8], logits[9] = 3.0, 2.5, 2.0
     assert draw_one(logits, make_sequence([7, 7], [8], temperature=0.0, presence_penalty=1.0)) == 7
     assert draw_one(logits, make_sequence([1], [7], temperature=0.0, presence_penalty=0.75)) == 8
-    assert draw_one(logits, make_sequence([1], [7, 7, 8], temperature=0.0, frequency_penalty=0.6)) == 9
+    assert (
+        draw_one(logits, make_sequence([1], [7, 7, 8], temperature=0.0, frequency_penalty=0.6)) == 9
+    )
 
 
 def test_bias_and_minimum_length() -> None:
     logits = torch.zeros(VOCAB)
     logits[5] = 1.0
-    assert draw_one(logits, make_sequence([1], temperature=0.0, logit_bias=((6, 100.0), (5, -100.0)))) == 6
+    assert (
+        draw_one(logits, make_sequence([1], temperature=0.0, logit_bias=((6, 100.0), (5, -100.0))))
+        == 6
+    )
     short = make_sequence([1], [2], stop=(5,), temperature=0.0, min_tokens=3)
     assert draw_one(logits, short) != 5
-    assert draw_one(logits, make_sequence([1], [2, 2, 2], stop=(5,), temperature=0.0, min_tokens=3)) == 5
+    assert (
+        draw_one(logits, make_sequence([1], [2, 2, 2], stop=(5,), temperature=0.0, min_tokens=3))
+        == 5
+    )
 
 
 def test_one_seed_repeats_and_siblings_differ() -> None:
@@ -118,7 +141,9 @@ def test_random_numbers_differ_by_every_part_of_the_counter() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
-    (token,) = sample(logits[None], [Draw(0, make_sequence([1], temperature=0.3, top_k=5, logprobs=4), 0)])
+    (token,) = sample(
+        logits[None], [Draw(0, make_sequence([1], temperature=0.3, top_k=5, logprobs=4), 0)]
+    )
     assert token.logprobs is not None
     expected = logits.log_softmax(-1)
     assert token.logprobs.logprob == pytest.approx(float(expected[token.token_id]))

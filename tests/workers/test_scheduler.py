@@ -148,7 +148,9 @@ def test_forks_survive_a_full_pool() -> None:
     bench = Bench(num_blocks=6)
     bench.submit("a", [1, 2, 3, 4, 5, 6], 14, n=3)
     bench.run()
-    assert outputs_of(bench.events["a"], 3) == [expected_output([1, 2, 3, 4, 5, 6], 14, k) for k in range(3)]
+    assert outputs_of(bench.events["a"], 3) == [
+        expected_output([1, 2, 3, 4, 5, 6], 14, k) for k in range(3)
+    ]
     assert bench.pool == (0, 6)
 
 
@@ -188,7 +190,9 @@ def test_a_full_waiting_room_says_so() -> None:
     for i in range(4):
         bench.submit(f"r{i}", [1, 2], 3)
     bench.run()
-    codes = [e.code for i in range(4) for e in bench.events[f"r{i}"] if isinstance(e, RequestFailed)]
+    codes = [
+        e.code for i in range(4) for e in bench.events[f"r{i}"] if isinstance(e, RequestFailed)
+    ]
     assert codes == ["overloaded", "overloaded"]
 
 
@@ -279,7 +283,9 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_wrong_was_said(self) -> None:
         for name, outputs in self.expected.items():
-            for got, want in zip(outputs_of(self.bench.events[name], len(outputs)), outputs, strict=True):
+            for got, want in zip(
+                outputs_of(self.bench.events[name], len(outputs)), outputs, strict=True
+            ):
                 assert got == want[: len(got)]
 
     def teardown(self) -> None:
