@@ -32,6 +32,8 @@ ENV_PREFIX = "PANDO_"
 # Variables with the prefix that are not keys of the tree.
 _ENV_CONFIG_FILE = "PANDO_CONFIG"
 _ENV_API_KEY = "PANDO_API_KEY"
+# Ray Serve's own switch: HAProxy then stands between clients and Gateways, on all interfaces.
+_ENV_HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 _MAX_FILE_BYTES = 4 * 2**20
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -154,8 +156,9 @@ def parse_config(
     env: Mapping[str, str] | None = None,
 ) -> ClusterConfig:
     """As `load_config`, from an already parsed tree."""
+    env = os.environ if env is None else env
     merged = _copied(tree)
-    for name, value in sorted((os.environ if env is None else env).items()):
+    for name, value in sorted(env.items()):
         if name.startswith(ENV_PREFIX) and name not in (_ENV_CONFIG_FILE, _ENV_API_KEY):
             keys = name.removeprefix(ENV_PREFIX).lower().split("__")
             _set(merged, keys, _parsed(value, name), name)
@@ -168,9 +171,15 @@ def parse_config(
             raise ConfigError(f"{override!r} is not of the form section.key=value")
         _set(merged, name.split("."), _parsed(value, name), name)
     try:
-        return ClusterConfig.model_validate(merged)
+        config = ClusterConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
+    if not config.tenancy.keys and env.get(_ENV_HA_PROXY) == "1":
+        raise ConfigError(
+            f"tenancy.keys is empty: without API keys only this machine is answered, and {_ENV_HA_PROXY}=1 "
+            "hides from the Gateways who asks"
+        )
+    return config
 
 
 def client_api_key(env: Mapping[str, str] | None = None) -> str | None:

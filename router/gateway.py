@@ -25,6 +25,7 @@ from router.options import GatewayOptions, TenancyOptions
 from router.policy import RoutingPolicy, install
 from router.proto import pando_pb2 as pb
 from router.ray_backend import RayBackend
+from router.routing_metrics import RoutingCollector
 from router.tenancy import Tenants
 from workers.errors import Unavailable
 from workers.tokenizer import Tokenizer
@@ -67,6 +68,9 @@ class Gateway:
             _make_tokenizer, await replicas.tokenizer_files.remote()
         )
         self._service = InferenceService(self._backend, tokenizer, Tenants(tenancy), gateway)
+        self._service.metrics.registry.register(
+            RoutingCollector(policy, lambda: self._follower.is_connected)
+        )
         self._grpc = GrpcInference(self._service)
         await self._backend.reports()
         self._watch = asyncio.create_task(self._backend.watch())

@@ -79,9 +79,7 @@ def _show(now: ClusterStatus, output: Output, *, is_compact: bool) -> None:
 
 
 def _drawn(now: ClusterStatus) -> Group:
-    return Group(
-        drawn_table(_COLUMNS, _rows(now.replicas), _NUMBERS), Text("\n".join(_lines(now)))
-    )
+    return Group(drawn_table(_COLUMNS, _rows(now.replicas), _NUMBERS), Text("\n".join(_lines(now))))
 
 
 def as_json(now: ClusterStatus) -> dict[str, object]:

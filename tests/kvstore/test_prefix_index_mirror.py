@@ -160,6 +160,15 @@ class MirrorMachine(RuleBasedStateMachine):
     def match(self, fingerprint: str, hashes: list[bytes], seconds: int) -> None:
         self.now += seconds
         self._expire()
+        self._check_match(fingerprint, hashes)
+
+    @invariant()
+    def answers_agree(self) -> None:
+        for fingerprint in ("f0", "f1"):
+            for start in range(len(EVERY)):
+                self._check_match(fingerprint, EVERY[start:] + EVERY[:start])
+
+    def _check_match(self, fingerprint: str, hashes: list[bytes]) -> None:
         expected = {}
         for replica_id, row in self.rows.items():
             believed = set(row.hash_to_expiry) | (row.held if self._has_view() else set())
@@ -228,6 +237,14 @@ def test_a_hole_ends_the_hit() -> None:
     mirror.apply("a", "e", _event(1, set(), {EVERY[0], EVERY[2]}))
     assert mirror.match("f", EVERY, 0) == {"a": 1}
     assert mirror.match("f", EVERY[1:], 0) == {}
+
+
+def test_a_hole_ends_the_hit_of_one_replica_while_another_goes_on() -> None:
+    mirror = _mirror(OPTIONS, "holed", "whole", "headless")
+    mirror.apply("holed", "e", _event(1, set(), set(EVERY) - {EVERY[3]}))
+    mirror.apply("whole", "e", _event(1, set(), set(EVERY)))
+    mirror.apply("headless", "e", _event(1, set(), set(EVERY[1:])))
+    assert mirror.match("f", EVERY, 0) == {"holed": 3, "whole": 8}
 
 
 def test_a_new_epoch_hides_the_old_one_before_anything_is_swept() -> None:
@@ -306,6 +323,7 @@ def test_guessing_the_same_again_and_again_does_not_grow() -> None:
     for step in range(1000):
         mirror.speculate("a", "f", EVERY, step / 10)
     assert mirror.num_entries == 8
+    assert len(mirror._shelves._queue) <= 3
     assert mirror.match("f", EVERY, 100) == {"a": 8}
     assert mirror.match("f", EVERY, 104.1) == {}
     assert mirror.num_entries == 0

@@ -226,7 +226,9 @@ def test_a_restart_in_place_is_believed_nothing_of_before(bench: Bench) -> None:
     new.sealed(_hashes(20))
     _until(lambda: _is_equal(mirror, "r", _hashes(20)))
     old.sealed(_hashes(500, seed=1))
-    time.sleep(0.5)  # five heartbeats of the zombie
+    for _ in range(100):  # five heartbeats of the zombie
+        assert _row(mirror, "r").epoch == "e2"
+        time.sleep(0.005)
     assert _is_equal(mirror, "r", _hashes(20))
     assert mirror.match("f", _hashes(500, seed=1), time.monotonic()) == {}
     new.close()
@@ -371,6 +373,31 @@ def test_publishing_never_waits_for_a_frozen_server_and_its_late_work_does_no_ha
                 os.kill(pid, signal.SIGCONT)
             _until(lambda: _is_equal(mirror, "r", hashes[:9000]))
             _until(lambda: mirror.mode is IndexMode.EXACT)
+
+
+def test_an_outage_longer_than_the_lease_costs_no_live_replica_its_place() -> None:
+    with EmbeddedValkey() as valkey:
+        bench = Bench(valkey, "long")
+        with bench.stack:
+            # The publisher is slower to come back, so the follower finds the server without its lease.
+            publisher = bench.publisher("r", max_backoff_s=0.9, socket_timeout_s=0.1)
+            mirror, follower = bench.follower()
+            publisher.sealed(_hashes(50))
+            _until(lambda: _is_equal(mirror, "r", _hashes(50)))
+            pid = valkey.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                time.sleep(2.5 * FAST.lease_s)
+                assert not follower.is_connected
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            deadline = time.monotonic() + 20
+            while mirror.mode is not IndexMode.EXACT:
+                assert mirror.match("f", _hashes(50), time.monotonic()) == {"r": 50}
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            assert _is_equal(mirror, "r", _hashes(50))
 
 
 def test_more_changes_than_the_queue_holds_while_away_are_made_good() -> None:

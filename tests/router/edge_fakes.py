@@ -206,9 +206,7 @@ class FakeBackend:
         return tokens, FinishReason.STOP
 
 
-def _logprobs(
-    tokens: Sequence[int], request: GenerateRequest
-) -> tuple[TokenLogprobs, ...] | None:
+def _logprobs(tokens: Sequence[int], request: GenerateRequest) -> tuple[TokenLogprobs, ...] | None:
     """A distribution that halves from each likeliest token to the next, the chosen one first."""
     count = request.sampling.logprobs
     if count is None:

@@ -1,243 +1,179 @@
-"""The gRPC interface through a real server and a real channel on a loopback port."""
+"""The gRPC calls with a context of our own, which shows what a server of any kind is told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 from edge_fakes import MAX_MODEL_LEN, MODEL, FakeBackend, make_service, says, toy_tokenizer
-from pydantic import SecretStr
+from test_http_api import TENANCY
 
-from router.grpc_api import GrpcInference, set_error
+from router.grpc_api import ERROR_CODE_KEY, RETRY_AFTER_KEY, GrpcInference
 from router.inference import InferenceService
-from router.options import GatewayOptions, TenancyOptions, TenantKey
+from router.options import GatewayOptions
 from router.proto import pando_pb2 as pb
-from router.proto import pando_pb2_grpc as pb_grpc
-from workers.errors import PandoError, ReplicaLost, Unavailable
-
-TENANCY = TenancyOptions(
-    secret=SecretStr("s" * 16), keys=(TenantKey(tenant="a", key=SecretStr("key-a")),)
-)
-Stub = Any
-Scenario = Callable[[Stub], Awaitable[None]]
+from workers.errors import ReplicaLost
 
 
-class Servicer(pb_grpc.InferenceServicer):
-    """As a Gateway's methods: call the adaptor, put its errors on the call."""
+class FakeContext:
+    """A call from `peer`, and all that is put on it."""
 
-    def __init__(self, service: InferenceService) -> None:
-        self._calls = GrpcInference(service)
+    def __init__(self, peer: str = "ipv4:127.0.0.1:5000", key: str | None = None) -> None:
+        self._peer = peer
+        self._metadata = [] if key is None else [("x-api-key", key)]
+        self.code = grpc.StatusCode.OK
+        self.details = ""
+        self.trailing: dict[str, str] = {}
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override] # noqa: N802
-        try:
-            async for response in self._calls.generate(
-                request, context.invocation_metadata(), context.time_remaining()
-            ):
-                yield response
-        except PandoError as error:
-            set_error(context, error)
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
 
-    async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return await self._calls.list_models(request, context.invocation_metadata())
+    def peer(self) -> str:
+        return self._peer
 
-    async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
-        try:
-            return await self._calls.tokenize(request, context.invocation_metadata())
-        except PandoError as error:
-            set_error(context, error)
-            return pb.TokenizeResponse()
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
 
+    def set_details(self, details: str) -> None:
+        self.details = details
 
-def with_server(service: InferenceService, scenario: Scenario) -> None:
-    async def run() -> None:
-        server = grpc.aio.server()
-        pb_grpc.add_InferenceServicer_to_server(Servicer(service), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await scenario(pb_grpc.InferenceStub(channel))
-        finally:
-            await server.stop(None)
-
-    asyncio.run(run())
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        assert isinstance(trailing_metadata, list)
+        self.trailing = dict(trailing_metadata)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
+def generate(
+    service: InferenceService, request: pb.GenerateRequest, context: FakeContext
+) -> list[pb.GenerateResponse]:
+    async def collect() -> list[pb.GenerateResponse]:
+        return [r async for r in GrpcInference(service).generate(request, context)]
+
+    return asyncio.run(collect())
 
 
-def text_of(responses: list[Any], index: int = 0) -> str:
-    return "".join(r.delta.text for r in responses if r.HasField("delta") and r.delta.index == index)
-
-
-def test_text_chat_and_tokens() -> None:
-    text = "Paris 😀 你好"
-    backend = FakeBackend(says(text), chunk=1)
-
-    async def scenario(stub: Stub) -> None:
-        chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
-        ids = toy_tokenizer().encode("hello")
-        for request in (
-            pb.GenerateRequest(text="hello", model=MODEL),
-            pb.GenerateRequest(messages=chat),
-            pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids)),
-        ):
-            responses = [r async for r in stub.Generate(request)]
-            assert text_of(responses) == text
-            kinds = [r.WhichOneof("event") for r in responses]
-            assert (kinds[0], kinds[-2:]) == ("started", ["finished", "usage"])
-            assert responses[-2].finished.reason == pb.FINISH_REASON_STOP
-            assert not responses[-2].finished.HasField("stop")
-            usage = responses[-1].usage
-            assert usage.num_completion_tokens == len(toy_tokenizer().encode(text))
-            assert usage.num_prompt_tokens == responses[0].started.num_prompt_tokens
-        assert backend.requests[0].tokens == backend.requests[2].tokens
-
-    with_server(make_service(backend), scenario)
-
-
-def test_sampling_fields_arrive_and_zero_is_a_value() -> None:
-    backend = FakeBackend(says("abc#def"))
-
-    async def scenario(stub: Stub) -> None:
-        sampling = pb.Sampling(
-            temperature=0, seed=0, top_k=3, logit_bias={5: -1.5}, logprobs=0, max_tokens=40
-        )
-        request = pb.GenerateRequest(text="x", n=2, stop=["#"], sampling=sampling)
-        responses = [r async for r in stub.Generate(request)]
-        assert [text_of(responses, i) for i in range(2)] == ["abc", "abc"]
-        finished = [r.finished for r in responses if r.HasField("finished")]
-        assert [f.stop for f in finished] == ["#", "#"]
-        details = [d for r in responses for d in r.delta.details if r.delta.index == 0]
-        assert b"".join(d.chosen.data for d in details) == b"abc"
-        await anext(aiter(stub.Generate(pb.GenerateRequest(text="x"))))
-
-    with_server(make_service(backend), scenario)
-    given, default = (request.sampling for request in backend.requests)
-    assert (given.temperature, given.seed, given.top_k, given.logprobs) == (0, 0, 3, 0)
-    assert given.logit_bias == ((5, -1.5),)
-    assert (default.temperature, default.seed, default.logprobs) == (1.0, None, None)
+def test_a_stream_begins_with_the_replica_and_ends_with_usage() -> None:
+    context = FakeContext()
+    responses = generate(
+        make_service(FakeBackend(says("out"))), pb.GenerateRequest(text="hello"), context
+    )
+    assert context.code is grpc.StatusCode.OK
+    assert responses[0].started.replica_id == "replica-0"
+    assert responses[0].started.model == MODEL
+    assert responses[0].started.request_id
+    assert "".join(r.delta.text for r in responses) == "out"
+    assert responses[-1].usage.num_completion_tokens == len(toy_tokenizer().encode("out"))
 
 
 @pytest.mark.parametrize(
-    ("request_", "code", "error_code"),
+    ("request_", "code", "error_code", "param"),
     [
-        (pb.GenerateRequest(), "INVALID_ARGUMENT", "invalid_request"),
-        (pb.GenerateRequest(text=""), "INVALID_ARGUMENT", "invalid_request"),
-        (pb.GenerateRequest(text="x", n=0), "INVALID_ARGUMENT", "invalid_request"),
-        (pb.GenerateRequest(messages=pb.ChatMessages()), "INVALID_ARGUMENT", "invalid_request"),
         (
-            pb.GenerateRequest(text="x", sampling=pb.Sampling(max_tokens=MAX_MODEL_LEN)),
-            "INVALID_ARGUMENT",
-            "context_length_exceeded",
-        ),
-        (
-            pb.GenerateRequest(text="x", sampling=pb.Sampling(top_p=float("nan"))),
-            "INVALID_ARGUMENT",
+            pb.GenerateRequest(text="x", n=0),
+            grpc.StatusCode.INVALID_ARGUMENT,
             "invalid_request",
+            "n",
         ),
-        (pb.GenerateRequest(text="x", model="nope"), "NOT_FOUND", "model_not_found"),
+        (
+            pb.GenerateRequest(),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "invalid_request",
+            "prompt",
+        ),
+        (
+            pb.GenerateRequest(text="x", model="nope"),
+            grpc.StatusCode.NOT_FOUND,
+            "model_not_found",
+            "model",
+        ),
     ],
 )
-def test_refusals(request_: pb.GenerateRequest, code: str, error_code: str) -> None:
-    async def scenario(stub: Stub) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            [r async for r in stub.Generate(request_)]
-        assert caught.value.code().name == code
-        trailing = dict(caught.value.trailing_metadata())
-        assert trailing["pando-error-code"] == error_code
-        assert "retry-after-ms" not in trailing
-
-    with_server(make_service(), scenario)
-
-
-def test_keys_in_metadata() -> None:
-    async def scenario(stub: Stub) -> None:
-        request = pb.TokenizeRequest(text="hello")
-        for metadata in ((("authorization", "Bearer key-a"),), (("x-api-key", "key-a"),)):
-            response = await stub.Tokenize(request, metadata=metadata)
-            assert list(response.token_ids) == toy_tokenizer().encode("hello")
-        for metadata in ((), (("x-api-key", "no"),), (("x-api-key-bin", b"key-a"),)):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Tokenize(request, metadata=metadata)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    with_server(make_service(tenancy=TENANCY), scenario)
+def test_a_refused_stream_says_why_in_three_places(
+    request_: pb.GenerateRequest, code: grpc.StatusCode, error_code: str, param: str
+) -> None:
+    context = FakeContext()
+    service = make_service()
+    (response,) = generate(service, request_, context)
+    assert context.code is code
+    assert context.details == response.failed.message != ""
+    assert context.trailing == {ERROR_CODE_KEY: error_code}
+    assert (response.failed.code, response.failed.param) == (error_code, param)
+    assert not response.failed.HasField("retry_after_ms")
+    assert f'pando_errors_total{{code="{error_code}"}} 1.0' in service.metrics.render([]).decode()
 
 
-def test_models_and_tokenize() -> None:
-    async def scenario(stub: Stub) -> None:
-        models = (await stub.ListModels(pb.ListModelsRequest())).models
+def test_a_stream_that_breaks_off_says_when_to_try_again() -> None:
+    failure = ReplicaLost("it died", retry_after_s=0.25)
+    backend = FakeBackend(says("x" * 50), fail_after=2, failure=failure)
+    context = FakeContext()
+    responses = generate(make_service(backend), pb.GenerateRequest(text="hello"), context)
+    assert any(r.delta.text for r in responses)
+    assert not any(r.HasField("usage") for r in responses)
+    assert responses[-1].failed.retry_after_ms == 250
+    assert context.code is grpc.StatusCode.UNAVAILABLE
+    assert context.details == "it died"
+    assert context.trailing == {ERROR_CODE_KEY: "replica_lost", RETRY_AFTER_KEY: "250"}
+    assert backend.num_open == 0
+
+
+def test_a_failure_nobody_foresaw_tells_nothing() -> None:
+    backend = FakeBackend(says("x"), fail_after=0, failure=RuntimeError("/secret/path"))
+    context = FakeContext()
+    responses = generate(make_service(backend), pb.GenerateRequest(text="hello"), context)
+    assert context.code is grpc.StatusCode.INTERNAL
+    assert responses[-1].failed.code == "internal_error"
+    assert "secret" not in context.details + responses[-1].failed.message
+
+
+def test_unary_calls() -> None:
+    async def scenario() -> None:
+        calls, context = GrpcInference(make_service()), FakeContext()
+        models = (await calls.list_models(pb.ListModelsRequest(), context)).models
         assert [(m.id, m.max_model_len) for m in models] == [(MODEL, MAX_MODEL_LEN)]
-        chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
-        response = await stub.Tokenize(pb.TokenizeRequest(messages=chat))
-        expected = toy_tokenizer().render_chat([{"role": "user", "content": "hello"}])
-        assert list(response.token_ids) == expected
+        response = await calls.tokenize(pb.TokenizeRequest(text="hello"), context)
+        assert list(response.token_ids) == toy_tokenizer().encode("hello")
+        assert (context.code, context.trailing) == (grpc.StatusCode.OK, {})
 
-    with_server(make_service(), scenario)
+    asyncio.run(scenario())
 
 
-def test_deadline_and_cancellation_reach_the_backend() -> None:
-    backend = FakeBackend(says("x" * 50), chunk=1, delay_s=0.05)
+def test_unary_failures_say_when_to_try_again() -> None:
+    async def scenario() -> None:
+        calls = GrpcInference(make_service(FakeBackend(is_up=False)))
+        context = FakeContext()
+        response = await calls.list_models(pb.ListModelsRequest(), context)
+        assert response == pb.ListModelsResponse()
+        assert context.code is grpc.StatusCode.UNAVAILABLE
+        assert context.trailing == {ERROR_CODE_KEY: "unavailable", RETRY_AFTER_KEY: "1000"}
+        context = FakeContext()
+        response_ = await calls.tokenize(pb.TokenizeRequest(), context)
+        assert response_ == pb.TokenizeResponse()
+        assert context.code is not grpc.StatusCode.OK
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("peer", ["ipv4:192.0.2.7:5000", "ipv6:%5Bfd00::2%5D:5000", "odd"])
+def test_without_keys_strangers_are_refused(peer: str) -> None:
+    backend = FakeBackend()
+    context = FakeContext(peer)
     service = make_service(backend)
-
-    async def scenario(stub: Stub) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            [r async for r in stub.Generate(pb.GenerateRequest(text="x"), timeout=0.2)]
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: (backend.num_open, service.num_in_flight) == (0, 0))
-        call = stub.Generate(pb.GenerateRequest(text="x"))
-        await call.read()
-        await until(lambda: backend.num_open == 1)
-        call.cancel()
-        await until(lambda: (backend.num_open, service.num_in_flight) == (0, 0))
-
-    with_server(service, scenario)
-    assert (backend.num_cancelled, backend.num_completed) == (2, 0)
+    generate(service, pb.GenerateRequest(text="hello"), context)
+    assert context.code is grpc.StatusCode.PERMISSION_DENIED
+    assert "tenancy.keys" in context.details
+    assert backend.requests == []
+    context = FakeContext(peer)
+    assert not GrpcInference(service).is_client_allowed(context)
+    assert context.code is grpc.StatusCode.PERMISSION_DENIED
+    assert GrpcInference(service).is_client_allowed(FakeContext())
 
 
-def test_overload_and_outage_say_when_to_come_back() -> None:
-    backend = FakeBackend(says("x" * 50), chunk=1, delay_s=0.05)
-    service = make_service(backend, GatewayOptions(max_in_flight=1, retry_after_s=2.5))
-
-    async def scenario(stub: Stub) -> None:
-        async def fail() -> grpc.aio.AioRpcError:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                [r async for r in stub.Generate(pb.GenerateRequest(text="x"))]
-            return caught.value
-
-        held = stub.Generate(pb.GenerateRequest(text="x"))
-        await held.read()
-        error = await fail()
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert dict(error.trailing_metadata())["retry-after-ms"] == "2500"
-        held.cancel()
-        await until(lambda: service.num_in_flight == 0)
-        backend.delay_s, backend.fail_after, backend.failure = 0, 1, ReplicaLost("it died")
-        error = await fail()
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert error.details() == "it died"
-        backend.is_up = False
-        assert (await fail()).code() is grpc.StatusCode.UNAVAILABLE
-
-    with_server(service, scenario)
-
-
-def test_retry_after_of_the_error_wins() -> None:
-    class Context:
-        def set_code(self, code: grpc.StatusCode) -> None:
-            self.code = code
-
-        def set_details(self, details: str) -> None:
-            self.details = details
-
-        def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-            self.trailing = dict(trailing_metadata)
-
-    context = Context()
-    set_error(context, Unavailable("later", retry_after_s=0.25))
-    assert context.trailing == {"pando-error-code": "unavailable", "retry-after-ms": "250"}
+def test_with_keys_strangers_need_one() -> None:
+    service = make_service(FakeBackend(says("x")), GatewayOptions(), TENANCY)
+    for key, code in (
+        ("key-a", grpc.StatusCode.OK),
+        ("no", grpc.StatusCode.UNAUTHENTICATED),
+        (None, grpc.StatusCode.UNAUTHENTICATED),
+    ):
+        context = FakeContext("ipv4:192.0.2.7:5000", key)
+        generate(service, pb.GenerateRequest(text="hello"), context)
+        assert context.code is code

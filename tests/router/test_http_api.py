@@ -176,9 +176,7 @@ def test_logprobs_in_both_shapes() -> None:
                 logprobs.top_logprobs, logprobs.tokens, logprobs.token_logprobs, strict=True
             )
         )
-        streamed = client.completions.create(
-            model=MODEL, prompt="hello", logprobs=1, stream=True
-        )
+        streamed = client.completions.create(model=MODEL, prompt="hello", logprobs=1, stream=True)
         tokens: list[str] = []
         for chunk in streamed:
             if chunk.choices[0].logprobs is not None:

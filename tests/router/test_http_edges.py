@@ -66,9 +66,7 @@ def assert_nested(response: httpx.Response, status: int, param: str | None = Non
         ({"model": None}, "model"),
     ],
 )
-def test_bad_completions(
-    shared_url: str, change: dict[str, object], param: str | None
-) -> None:
+def test_bad_completions(shared_url: str, change: dict[str, object], param: str | None) -> None:
     body = json.dumps({**_COMPLETION, **change})
     response = httpx.post(
         f"{shared_url}/v1/completions", content=body, headers={"content-type": "application/json"}

@@ -20,7 +20,9 @@ class Clock:
         return self.now
 
 
-def samples(metrics: GatewayMetrics, reports: list[ReplicaReport] | None = None) -> dict[str, float]:
+def samples(
+    metrics: GatewayMetrics, reports: list[ReplicaReport] | None = None
+) -> dict[str, float]:
     """Each sample's value, by its name and label values."""
     text = metrics.render(reports or []).decode()
     return {
@@ -68,7 +70,9 @@ def test_the_number_of_tenant_labels_is_bounded() -> None:
         with metrics.track(tenant, clock):
             pass
     seen = samples(metrics)
-    counts = {k.rsplit("/", 1)[1]: v for k, v in seen.items() if k.startswith("pando_requests_total")}
+    counts = {
+        k.rsplit("/", 1)[1]: v for k, v in seen.items() if k.startswith("pando_requests_total")
+    }
     assert counts == {"a": 2, "b": 1, "other": 2}
 
 

@@ -37,7 +37,15 @@ def _byte_level() -> BackendTokenizer:
 
 def _byte_fallback() -> BackendTokenizer:
     """As Llama 2's: words after '▁', and a token for each byte that no other token covers."""
-    tokens = [*_SPECIAL, "<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *"abcdefgh", "▁a", "▁b"]
+    tokens = [
+        *_SPECIAL,
+        "<unk>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁",
+        *"abcdefgh",
+        "▁a",
+        "▁b",
+    ]
     merges = [("▁", "a"), ("▁", "b")]
     backend = BackendTokenizer(
         models.BPE(
