@@ -30,12 +30,13 @@ def check_port(name: str, key: str, host: str, port: int) -> Finding:
     return Finding(name, Verdict.OK, f"{port} is free")
 
 
-def check_http_port(config: ClusterConfig) -> Finding:
+def check_http_port(config: ClusterConfig, timeout_s: float = _PING_TIMEOUT_S) -> Finding:
+    """As `check_port`, and who it is that listens there, if he says so within `timeout_s`."""
     listen = config.listen
     finding = check_port("http port", "listen.http_port", listen.host, listen.http_port)
     if finding.verdict is Verdict.OK:
         return finding
-    version = _version_of_running_pando(listen.host, listen.http_port)
+    version = _version_of_running_pando(listen.host, listen.http_port, timeout_s)
     if version is None:
         return finding
     found = f"a Pando ({version}) runs on {listen.http_port} already"
@@ -98,10 +99,10 @@ def check_model(config: ClusterConfig) -> ModelFiles:
     return ModelFiles(Finding("model", Verdict.NOTE, found))
 
 
-def _version_of_running_pando(host: str, port: int) -> str | None:
+def _version_of_running_pando(host: str, port: int, timeout_s: float) -> str | None:
     shown = f"[{host}]" if ":" in host else host
     try:
-        with Client(f"http://{shown}:{port}", timeout_s=_PING_TIMEOUT_S) as client:
+        with Client(f"http://{shown}:{port}", timeout_s=timeout_s) as client:
             return client.version()
     except ClientError:
         return None

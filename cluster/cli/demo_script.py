@@ -31,4 +31,4 @@ assert len(QUESTIONS) == MAX_TURNS
 
 def guide(run_id: str) -> str:
     """The long text. It begins with `run_id`, so that nothing of an earlier run of the demo is reused."""
-    return f"Notebook {run_id}.\n{_GUIDE}"
+    return f"{run_id} is the number of this notebook.\n{_GUIDE}"

@@ -102,7 +102,7 @@ def check_gpu(
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
         return Finding("gpu", missing, f"torch cannot say: {last[:200]}", advice)
-    except (subprocess.TimeoutExpired, OSError, ValueError, LookupError) as error:
+    except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError) as error:
         return Finding("gpu", missing, f"torch cannot say: {type(error).__name__}", advice)
     if not shown:
         found = "torch sees none" if is_wanted else "none: replicas run on the CPU"

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -42,7 +41,7 @@ def show_json(value: object, *, is_compact: bool = False) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-    """Print a table: drawn on a terminal, aligned columns without a frame elsewhere.
+    """Print a table: styled on a terminal, plain aligned columns elsewhere.
 
     Args:
         right: the columns to align to the right.
@@ -57,7 +56,8 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
 def drawn_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
 ) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    # Without a frame ten columns fit into 80 characters.
+    table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:

@@ -1,7 +1,5 @@
 """OpenAI's endpoints and the tokenizer's."""
 
-import time
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -23,7 +21,7 @@ def make_generation_router(service: InferenceService) -> APIRouter:
         tenant = authenticate(service, request)
         refuse_unsupported_chat(body)
         shape = ChatShape(has_logprobs=bool(body.logprobs))
-        reply = make_reply(body, request, shape, int(time.time()), 1)
+        reply = make_reply(service, body, request, shape, 1)
         work = InferenceRequest(
             model=body.model,
             prompt=body.to_prompt(service.options.max_messages),
@@ -40,7 +38,7 @@ def make_generation_router(service: InferenceService) -> APIRouter:
         prompts = body.to_prompts(service.options.max_prompts)
         echoes = [_text_of(service, prompt) for prompt in prompts] if body.echo else []
         shape = CompletionShape(has_logprobs=body.logprobs is not None, echoes=echoes)
-        reply = make_reply(body, request, shape, int(time.time()), len(prompts))
+        reply = make_reply(service, body, request, shape, len(prompts))
         sampling = body.to_sampling()
         work = [
             InferenceRequest(

@@ -1,5 +1,6 @@
 """From the service's outputs to an HTTP response, the same way for chats and completions."""
 
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -71,9 +72,13 @@ class _Progress:
 
 
 def make_reply(
-    body: GenerationBody, request: Request, shape: Shape, created: int, num_prompts: int
+    service: InferenceService,
+    body: GenerationBody,
+    request: Request,
+    shape: Shape,
+    num_prompts: int,
 ) -> Reply:
-    """Raises InvalidRequest for stream_options without a stream."""
+    """Raises InvalidRequest for stream_options without a stream, ModelNotFound for a model not served here."""
     options = body.stream_options
     if options is not None and not body.wants_stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
@@ -81,8 +86,8 @@ def make_reply(
     return Reply(
         shape=shape,
         request_id=shape.id_prefix + request.state.request_id,
-        created=created,
-        model=body.model,
+        created=int(time.time()),
+        model=service.resolve_model(body.model),
         n=1 if body.n is None else body.n,
         num_prompts=num_prompts,
         shows_usage=shows_usage,

@@ -55,9 +55,9 @@ class Message(Body):
 
 
 class GenerationBody(Body):
-    """What chats and completions have in common."""
+    """What chats and completions have in common. Without a model, the one that is served answers."""
 
-    model: str
+    model: str | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -55,15 +55,14 @@ def test_another_tenant_gets_nothing_and_the_first_still_hits(cluster: Cluster) 
 
 
 def test_a_salt_or_tenant_in_the_body_changes_nothing(cluster: Cluster) -> None:
-    messages = [{"role": "user", "content": f"{uuid.uuid4()} {STORY}"}]
-    ask(cluster, messages, "acme")
     with cluster.http("globex") as client:
         for trick in ({"cache_salt": "acme"}, {"user": "acme"}, {"tenant": "acme"}):
+            # A text that acme has sent and globex has not; the template's own head it may have.
+            messages = [{"role": "user", "content": f"{uuid.uuid4()} {STORY}"}]
+            ask(cluster, messages, "acme")
             body = {"model": MODEL, "messages": messages, "max_tokens": 1, **trick}
             usage = client.post("/v1/chat/completions", json=body).json()["usage"]
-            # Only what this tenant itself has sent may be found.
-            first = trick == {"cache_salt": "acme"}
-            assert (usage["prompt_tokens_details"]["cached_tokens"] == 0) == first
+            assert usage["prompt_tokens_details"]["cached_tokens"] < 3 * BLOCK
 
 
 def test_two_busy_prefixes_end_on_different_replicas(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from edge_fakes import MAX_MODEL_LEN, MODEL, FakeBackend, make_service, says, toy_tokenizer
-from test_http_api import TENANCY
+from edge_server import TENANCY
 
 from router.grpc_api import ERROR_CODE_KEY, RETRY_AFTER_KEY, GrpcInference
 from router.inference import InferenceService

@@ -1,52 +1,19 @@
 """The HTTP interface through the official client, against a real server on a loopback port."""
 
-import asyncio
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from edge_fakes import MAX_MODEL_LEN, MODEL, FakeBackend, make_service, says, toy_tokenizer
-from pydantic import SecretStr
+from edge_server import TENANCY, serving, wait_until
 
-from router.http_api.app import create_app
 from router.inference import InferenceService
-from router.options import GatewayOptions, TenancyOptions, TenantKey
+from router.options import GatewayOptions
 from workers.errors import ReplicaLost, Unavailable
 
 CHAT = [{"role": "user", "content": "hello there"}]
-TENANCY = TenancyOptions(
-    secret=SecretStr("s" * 16),
-    keys=(
-        TenantKey(tenant="a", key=SecretStr("key-a")),
-        TenantKey(tenant="b", key=SecretStr("key-b")),
-        TenantKey(tenant="ops", key=SecretStr("key-ops"), is_admin=True),
-    ),
-)
-
-
-@contextmanager
-def serving(service: InferenceService) -> Iterator[str]:
-    """The address of a real server in front of `service`."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(service), log_level="error", ws="none")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(
-            target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
-        )
-        thread.start()
-        wait_until(lambda: server.started)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @contextmanager
@@ -56,13 +23,6 @@ def talking(service: InferenceService, key: str = "none") -> Iterator[openai.Ope
         openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
     ):
         yield client
-
-
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "nothing happened in 20 s"
-        time.sleep(0.005)
 
 
 def test_chat_streamed_and_not_is_the_same() -> None:

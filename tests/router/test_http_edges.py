@@ -5,7 +5,8 @@ import json
 import httpx
 import pytest
 from edge_fakes import MODEL, FakeBackend, make_service, says
-from test_http_api import CHAT, serving, wait_until
+from edge_server import serving, wait_until
+from test_http_api import CHAT
 
 from router.options import GatewayOptions
 
@@ -63,7 +64,6 @@ def assert_nested(response: httpx.Response, status: int, param: str | None = Non
         ({"guided_json": {}}, None),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"model": 5}, "model"),
-        ({"model": None}, "model"),
     ],
 )
 def test_bad_completions(shared_url: str, change: dict[str, object], param: str | None) -> None:

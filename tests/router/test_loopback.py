@@ -6,9 +6,9 @@ import ipaddress
 import httpx
 import pytest
 from edge_fakes import MODEL, FakeBackend, make_service, says
+from edge_server import TENANCY
 from hypothesis import given
 from hypothesis import strategies as st
-from test_http_api import TENANCY
 
 from router.http_api.app import create_app
 from router.loopback import address_of_peer, check_is_local, is_loopback

@@ -106,7 +106,9 @@ def test_siblings_of_a_burst_follow_the_first() -> None:
         assert receipt is not None
         chosen.append(receipt.ranking[0].candidate)
     assert chosen[0].hit_tokens == 0
-    assert [c.hit_tokens for c in chosen[1:3]] == [2000, 2000] or len({c.replica_id for c in chosen}) > 1
+    assert [c.hit_tokens for c in chosen[1:3]] == [2000, 2000] or len(
+        {c.replica_id for c in chosen}
+    ) > 1
 
 
 def test_guesses_are_forgotten() -> None:
@@ -129,7 +131,11 @@ def test_the_stream_corrects_the_promise_and_the_end_returns_it() -> None:
     policy.open(request)
     receipt = policy.decide("q", ["r0"])
     assert receipt is not None
-    assert policy.loads()["r0"] == {"owed_tokens": 100, "num_in_flight": 1, "prefill_tokens_per_s": 2000.0}
+    assert policy.loads()["r0"] == {
+        "owed_tokens": 100,
+        "num_in_flight": 1,
+        "prefill_tokens_per_s": 2000.0,
+    }
     clock.now = 1.0
     policy.observe("q", [RequestStarted("r0", "e", 100, 0), TokensEmitted(0, (1,))])
     loads = policy.loads()["r0"]
@@ -200,7 +206,9 @@ def test_many_threads_leave_an_empty_ledger() -> None:
         list(pool.map(life, range(400)))
     policy.check_invariants()
     assert policy.num_open == 0
-    assert all(load["owed_tokens"] == load["num_in_flight"] == 0 for load in policy.loads().values())
+    assert all(
+        load["owed_tokens"] == load["num_in_flight"] == 0 for load in policy.loads().values()
+    )
 
 
 def test_equal_estimates_share_the_work() -> None:

@@ -3,8 +3,9 @@
 import httpx
 import pytest
 from edge_fakes import MODEL, FakeBackend, make_service, says
+from edge_server import serving
 from starlette.testclient import TestClient
-from test_http_api import CHAT, serving
+from test_http_api import CHAT
 
 from router.http_api.app import create_app
 
