@@ -1,12 +1,14 @@
 """A Pando cluster of this process's own: Ray and Serve started here, and ended here, with nothing left behind."""
 
 import contextlib
+import io
 import logging
 import math
 import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ GRPC_SERVICERS = (
     "router.proto.pando_pb2_grpc.add_InferenceServicer_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
+
+_LAST_WORDS_S = 0.3  # Ray's messages reach the driver by a thread of their own
 
 
 class ClusterError(RuntimeError):
@@ -118,10 +122,15 @@ def _serve(config: ClusterConfig, address: str | None, is_verbose: bool) -> Iter
     except RuntimeError as error:
         raise ClusterError(f"the application did not start: {_reason(error)}") from error
     finally:
-        if address is None:
+        if address is not None:
+            serve.delete(config.app_name)
+        elif is_verbose:
             serve.shutdown()
         else:
-            serve.delete(config.app_name)
+            # Ray tells on stderr that the controller it was asked to kill is dead.
+            with contextlib.redirect_stderr(io.StringIO()):
+                serve.shutdown()
+                time.sleep(_LAST_WORDS_S)
 
 
 def _reason(error: Exception) -> str:

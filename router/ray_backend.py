@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import asdict
 from typing import Any
 
@@ -84,7 +85,9 @@ class RayBackend:
     async def _attempt(
         self, request: GenerateRequest
     ) -> AsyncGenerator[tuple[EngineEvent, ...], None]:
-        response = self._stream.generate.remote(request)
+        # In a context of its own: calls made while serving one HTTP request would else share Serve's internal
+        # id, by which Serve tells waiting calls apart, and all but one of them would wait for ever.
+        response = Context().run(self._stream.generate.remote, request)
         try:
             async for batch in response:
                 self._policy.observe(request.request_id, batch)

@@ -30,13 +30,17 @@ class RoutingCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         mirror = self._policy.mirror
         mode = GaugeMetricFamily(
-            "pando_index_mode", "1 at what the index mirror's answers are worth now", labels=("mode",)
+            "pando_index_mode",
+            "1 at what the index mirror's answers are worth now",
+            labels=("mode",),
         )
         for each in IndexMode:
             mode.add_metric([each], float(mirror.mode is each))
         yield mode
         yield GaugeMetricFamily(
-            "pando_index_connected", "Whether Redis answers", value=float(self._is_index_connected())
+            "pando_index_connected",
+            "Whether Redis answers",
+            value=float(self._is_index_connected()),
         )
         yield GaugeMetricFamily(
             "pando_index_entries", "(replica, hash) pairs in the mirror", value=mirror.num_entries

@@ -32,7 +32,13 @@ PACKAGE_TO_REACH = {
     "cluster": PACKAGES,
 }
 LIBRARY_TO_HOMES = {
-    "ray": ("cluster", "workers.replica", "router.ray_router", "router.ray_backend", "router.gateway"),
+    "ray": (
+        "cluster",
+        "workers.replica",
+        "router.ray_router",
+        "router.ray_backend",
+        "router.gateway",
+    ),
     "redis": ("kvstore.prefix_index.redis_store",),
 }
 TORCH_FREE = (

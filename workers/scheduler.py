@@ -16,7 +16,8 @@ from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockCopy, BlockTable
 from kvstore.prefix_hash import HASH_BYTES, root_hash, unpack_tokens
 from kvstore.radix_tree import RadixTree
-from workers.errors import ContextTooLong, InvalidRequest, Overloaded
+from workers.admission import check_admissible
+from workers.errors import InvalidRequest, Overloaded
 from workers.options import SchedulerOptions
 from workers.protocol import (
     EngineEvent,
@@ -108,7 +109,13 @@ class Scheduler:
             Overloaded: the waiting room is full.
         """
         tokens = array("I", unpack_tokens(request.tokens))
-        self._check(request, len(tokens))
+        if self.is_open(request.request_id):
+            raise InvalidRequest(f"request_id {request.request_id!r} is already in use")
+        check_admissible(request, self.options, self.pool.num_blocks * self._block_size)
+        if len(self._waiting) >= self.options.max_num_waiting:
+            raise Overloaded(
+                f"{len(self._waiting)} requests are waiting already", retry_after_s=1.0
+            )
         sampling = request.sampling
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -132,40 +139,6 @@ class Scheduler:
         self._request_to_num_open[request.request_id] = request.n
         self.counters.requests_total += 1
         self.counters.prompt_tokens_total += len(tokens)
-
-    def _check(self, request: GenerateRequest, num_prompt_tokens: int) -> None:
-        if request.request_id in self._request_to_num_open:
-            raise InvalidRequest(f"request_id {request.request_id!r} is already in use")
-        if num_prompt_tokens == 0:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if not 1 <= request.n <= self.options.max_num_seqs:
-            raise InvalidRequest(
-                f"n is {request.n}; it must lie between 1 and {self.options.max_num_seqs}",
-                param="n",
-            )
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequest(
-                f"max_tokens is {request.sampling.max_tokens}; it must be at least 1",
-                param="max_tokens",
-            )
-        num_total = num_prompt_tokens + request.sampling.max_tokens
-        if num_total > self.options.max_model_len:
-            raise ContextTooLong(
-                f"the prompt has {num_prompt_tokens} tokens and max_tokens is {request.sampling.max_tokens}, "
-                f"together more than the context of {self.options.max_model_len}",
-                param="max_tokens",
-            )
-        capacity = self.pool.num_blocks * self._block_size
-        if num_total > capacity:
-            raise ContextTooLong(
-                f"the prompt has {num_prompt_tokens} tokens and max_tokens is {request.sampling.max_tokens}, "
-                f"together more than the KV pool's {capacity}",
-                param="max_tokens",
-            )
-        if len(self._waiting) >= self.options.max_num_waiting:
-            raise Overloaded(
-                f"{len(self._waiting)} requests are waiting already", retry_after_s=1.0
-            )
 
     def is_open(self, request_id: str) -> bool:
         """Whether any of its sequences has still to end."""

@@ -56,7 +56,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
 def drawn_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
 ) -> Table:
-    # Without a frame ten columns fit into 80 characters.
+    # No frame: its characters are better spent on columns.
     table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from cluster.config import ClusterConfig, ConfigError, load_config
 
 DEMO_TENANTS = ("acme", "globex")
-_QUESTION = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+_QUESTION = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
 
 
 def serve(

@@ -26,9 +26,9 @@ from cluster.status import ClusterStatus, ReplicaStatus
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 UrlOption = Annotated[str, typer.Option("--url", help="Where the cluster answers HTTP.")]
+# Short, so that a row with the longest usual values fits into 80 characters.
 _COLUMNS = (
-    "replica", "epoch", "device", "kv", "running", "waiting", "pool", "cached", "hit rate",
-    "requests",
+    "replica", "epoch", "device", "kv", "run", "wait", "pool", "cached", "hits", "requests",
 )  # fmt: skip
 _NUMBERS = _COLUMNS[4:]
 _STATUS_TIMEOUT_S = 10.0

@@ -26,7 +26,7 @@ def test_the_table() -> None:
         run = pando("status", "--url", url)
     assert run.exit_code == 0, run.stderr
     header, row, empty, *rest = run.stdout.splitlines()
-    names = "replica epoch device kv running waiting pool cached hit rate requests"
+    names = "replica epoch device kv run wait pool cached hits requests"
     assert header.split() == names.split()
     # 96 of 4,096 blocks used, none cached; 3 of 7 prompt tokens cached.
     assert row.split() == ["replica-0", "epoch-0", "cpu", "fp8", "0", "0", "2%", "0%", "43%", "0"]
@@ -42,9 +42,7 @@ def test_a_terminal_of_80_columns_shows_every_name_whole(monkeypatch: pytest.Mon
     with gateway() as url:
         lines = pando("status", "--url", url).stdout.splitlines()
     assert "\x1b[" in lines[0]
-    assert all(
-        name in lines[0] for name in ("replica", "running", "waiting", "hit rate", "requests")
-    )
+    assert all(name in lines[0] for name in ("replica", "device", "wait", "cached", "requests"))
     assert "replica-0" in lines[1] and "epoch-0" in lines[1]
     assert "…" not in "".join(lines)
 

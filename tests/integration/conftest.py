@@ -23,9 +23,11 @@ def cluster(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "--demo-tenants", "--redis-url", valkey.url,
         "--kv-dtype", "auto", "--set", "replicas.num_replicas=2",
         "--set", "index.lease_s=3", "--set", "replicas.health_check_period_s=1",
+        "--set", "gateway.max_in_flight=32",
     )  # fmt: skip
     serve.wait_until_ready()
     running = Cluster(serve, valkey)
     running.wait_for("is_index_exact")
     yield running
+    running.clients.close()
     assert serve.end() == 0, serve.output()

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -78,7 +79,7 @@ def start_serve(directory: Path, *arguments: str) -> ServeProcess:
 def short_tmp(directory: Path) -> Path:
     """Where the cluster may keep temporary files: our own, so that one can look what is left, and short,
     because Ray's sockets live below it."""
-    path = Path(f"/tmp/p{directory.name[-8:]}{os.getpid()}")  # noqa: S108
+    path = Path(f"/tmp/p{directory.name[-8:]}{os.getpid()}")
     path.mkdir(exist_ok=True)
     return path
 
@@ -110,13 +111,16 @@ class Cluster:
 
     serve: ServeProcess
     valkey: Valkey
+    clients: ExitStack = field(default_factory=ExitStack)
 
     @property
     def url(self) -> str:
         return self.serve.url
 
     def openai(self, tenant: str = "acme", **options: object) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=KEYS[tenant], **options)  # type: ignore[arg-type]
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=KEYS[tenant], **options)  # type: ignore[arg-type]
+        self.clients.callback(client.close)
+        return client
 
     def http(self, tenant: str = "acme") -> httpx.Client:
         headers = {"Authorization": f"Bearer {KEYS[tenant]}"}

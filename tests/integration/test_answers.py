@@ -7,7 +7,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-
 from live_cluster import KEYS, MODEL, Cluster
 
 from router.proto import pando_pb2 as pb

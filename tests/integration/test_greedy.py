@@ -86,7 +86,9 @@ def test_greedy_tokens_are_transformers(
         outputs = list(pool.map(lambda prompt: complete(cluster, reference, prompt), prompts))
     num_ties = sum(count_ties(model, p, o) for p, o in zip(prompts, outputs, strict=True))
     with capsys.disabled():
-        print(f"\n{len(prompts)} prompts × {NUM_TOKENS} greedy tokens: {num_ties} differ, each a tie")
+        print(
+            f"\n{len(prompts)} prompts × {NUM_TOKENS} greedy tokens: {num_ties} differ, each a tie"
+        )
     # The same claim without the induction, for two of them.
     for prompt, output in list(zip(prompts, outputs, strict=True))[::31]:
         generated = model.generate(  # type: ignore[operator]

@@ -128,7 +128,7 @@ def build(num_blocks: int, *paths: list[int]) -> tuple[BlockPool, RadixTree]:
 
 
 def test_least_recently_used_path_goes_first() -> None:
-    pool, tree = build(8, [1, 1, 2, 2], [1, 1, 3, 3], [4, 4])
+    _pool, tree = build(8, [1, 1, 2, 2], [1, 1, 3, 3], [4, 4])
     tree.match(ROOTS[0], pack_tokens([1, 1, 2, 2]), 8)
     tree.match(ROOTS[0], pack_tokens([4, 4]), 8)
     assert tree.evict(1) == 1

@@ -7,6 +7,7 @@ copy, a stale block or a lost preemption changes the output.
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
+from kvstore.prefix_hash import chain, pack_tokens, root_hash
 from workers.protocol import (
     EngineEvent,
     GenerateRequest,
@@ -15,7 +16,6 @@ from workers.protocol import (
     TokensEmitted,
 )
 from workers.step_plan import SampledToken, StepPlan
-from kvstore.prefix_hash import chain, pack_tokens, root_hash
 
 VOCAB = 50
 EMPTY = -1

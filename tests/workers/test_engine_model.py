@@ -56,7 +56,9 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Engine]:
     built.engine.check_invariants()
 
 
-def run(engine: Engine, tokens: list[int], sampling: SamplingParams, n: int = 1) -> list[EngineEvent]:
+def run(
+    engine: Engine, tokens: list[int], sampling: SamplingParams, n: int = 1
+) -> list[EngineEvent]:
     """One request to its end, on this thread."""
     packed = pack_tokens(tokens)
     root = root_hash(engine.info.fingerprint, b"salt")
@@ -148,7 +150,9 @@ def test_fp8_costs_at_most_055_of_bf16_and_little_divergence(
 
 
 @torch.inference_mode()
-def log_probabilities(model: "torch.nn.Module", layout: KvLayout, tokens: list[int]) -> torch.Tensor:
+def log_probabilities(
+    model: "torch.nn.Module", layout: KvLayout, tokens: list[int]
+) -> torch.Tensor:
     """float32 [num_tokens, vocab_size]: the sequence in one chunk, in a pool that holds nothing else."""
     num_blocks = -(-len(tokens) // layout.block_size)
     batch = AttentionBatch(
