@@ -1,4 +1,4 @@
-"""Device code: each operation as a Triton kernel and as its torch twin.
+"""Device code: each operation as a plain torch twin, and a faster form for the devices that have one.
 
 Raises:
     ImportError: the Hugging Face distribution that is also called `kernels` is installed.

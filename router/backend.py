@@ -1,4 +1,4 @@
-"""What stands behind a Gateway, as the Gateway sees it. `router.ray_router` has the real one."""
+"""What stands behind a Gateway, as the Gateway sees it. `router.ray_backend` has the real one."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol

@@ -1,14 +1,14 @@
 """What a Serve config must be: Ray's own schema, closed, and Pando's own configuration inside."""
 
-import importlib.util
 from typing import Any
 
 import jsonschema
 from ray.serve.schema import ServeDeploySchema
 from strict_schema import KeyPath, closed, misspellings
 
+from cluster.config import ClusterConfig
+
 _STRICT = closed(ServeDeploySchema.model_json_schema())
-_HAS_CONFIG = importlib.util.find_spec("cluster.config") is not None
 
 
 def check_serve_config(config: dict[str, Any]) -> None:
@@ -24,10 +24,7 @@ def check_serve_config(config: dict[str, Any]) -> None:
     for application in parsed.applications:
         if application.import_path != "cluster.app:build_app":
             raise ValueError(f"import_path: {application.import_path} is not Pando's")
-        if _HAS_CONFIG:
-            from cluster.config import ClusterConfig
-
-            ClusterConfig.model_validate(application.args)
+        ClusterConfig.model_validate(application.args)
 
 
 def passing_misspellings(config: dict[str, Any]) -> list[KeyPath]:
@@ -38,6 +35,5 @@ def passing_misspellings(config: dict[str, Any]) -> list[KeyPath]:
             check_serve_config(changed)
         except ValueError:
             continue
-        if _HAS_CONFIG or "args" not in path[:-1]:
-            passed.append(path)
+        passed.append(path)
     return passed
