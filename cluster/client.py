@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from cluster.cache_status import CacheLogs, CacheStatus, Flushed
 from cluster.status import ClusterStatus
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -123,6 +124,18 @@ class Client:
         """GET /status. Raises ServerRefused unless the key is an operator's."""
         return self._parsed(self._get("/status"), ClusterStatus)
 
+    def cache(self) -> CacheStatus:
+        """GET /cache. Raises ServerRefused unless the key is an operator's."""
+        return self._parsed(self._get("/cache"), CacheStatus)
+
+    def cache_logs(self) -> CacheLogs:
+        """GET /cache/log. Raises ServerRefused unless the key is an operator's."""
+        return self._parsed(self._get("/cache/log"), CacheLogs)
+
+    def flush_caches(self) -> Flushed:
+        """Have every replica forget every prefix. Raises ServerRefused unless the key is an operator's."""
+        return self._parsed(self._ask("DELETE", "/cache"), Flushed)
+
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
@@ -179,7 +192,10 @@ class Client:
         )
 
     def _get(self, path: str) -> bytes:
-        with self._told_apart(), self._http.stream("GET", path) as response:
+        return self._ask("GET", path)
+
+    def _ask(self, method: str, path: str) -> bytes:
+        with self._told_apart(), self._http.stream(method, path) as response:
             body = _bounded(response)
             if response.is_error:
                 raise _refusal(response.status_code, body)

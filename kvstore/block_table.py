@@ -31,6 +31,11 @@ class BlockTable:
     block_size: int
     block_ids: list[int] = field(default_factory=list)
 
+    @property
+    def num_slots(self) -> int:
+        """Token positions that fit now."""
+        return len(self.block_ids) * self.block_size
+
     def num_blocks_to_hold(self, num_tokens: int) -> int:
         """How many more blocks are needed until `num_tokens` tokens fit."""
         return max(0, -(-num_tokens // self.block_size) - len(self.block_ids))

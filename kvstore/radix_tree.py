@@ -13,13 +13,17 @@ which it was computed, because a path from the root fixes them (rotary position 
 Only leaves lose blocks, tail first, so what a replica holds of a chain is always a contiguous head of it.
 """
 
-import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstore.block_pool import BlockPool
+from kvstore.eviction.policy import EvictionPolicy
+from kvstore.eviction.quotas import Quotas
+from kvstore.eviction.ranked import LruPolicy
 from kvstore.prefix_hash import HASH_BYTES, TOKEN_BYTES, digest_of, split_hashes
+from kvstore.radix_node import RadixNode, nearest_child, walk
 
 
 class ChangeKind(StrEnum):
@@ -37,10 +41,23 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialBlock:
+    """A known block whose first `num_tokens` tokens (at least 1, less than asked for in all) go on where
+    the whole blocks end. To be copied, never shared: what follows in it is another text's."""
+
+    block_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest known prefix, in whole blocks, first block first. No reference was taken."""
+    """The longest known prefix: whole blocks, first block first, and what goes on inside the next one.
+
+    No reference was taken.
+    """
 
     block_ids: tuple[int, ...]
+    partial: PartialBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,46 +68,91 @@ class Duplicate:
     block_id: int
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    parent: "_Node | None"
-    tokens: bytearray = field(default_factory=bytearray)  # packed; len(block_ids) whole blocks
-    hashes: bytearray = field(default_factory=bytearray)  # of each block; of a root: the root hash
-    block_ids: list[int] = field(default_factory=list)
-    children: dict[bytes, "_Node"] = field(default_factory=dict)
-    last_used: int = 0
-
-
 class RadixTree:
     """Owns the `cached` mark of the pool's blocks, never a reference.
 
     Args:
         pool: whose blocks the paths name.
         block_size: tokens in a block.
+        policy: what to forget first, of this tree's own; least recently used by default.
+        quotas: what each root may keep; without them every root competes for every block.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        policy: EvictionPolicy | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
         self._pool = pool
+        self._policy = LruPolicy() if policy is None else policy
+        self._quotas = quotas
+        self._group_to_num_blocks: dict[bytes, int] = {}
         self._block_bytes = block_size * TOKEN_BYTES
-        self._roots: dict[bytes, _Node] = {}
+        self._roots: dict[bytes, RadixNode] = {}
         self._tick = 0
-        # (last_used, id, node); an entry is stale when the node was used since, or is no leaf any more.
-        self._leaf_heap: list[tuple[int, int, _Node]] = []
         self._changes: list[Change] = []
+        self._offered: tuple[PartialBlock, RadixNode] | None = None
         self.digest = 0
         self.num_blocks = 0
         self.num_evicted_total = 0
 
-    def match(self, root: bytes, tokens: bytes, max_blocks: int) -> PrefixMatch:
-        """The longest prefix of packed `tokens` under `root`, at most `max_blocks` blocks; marks it used."""
+    @property
+    def policy(self) -> EvictionPolicy:
+        return self._policy
+
+    @property
+    def num_held_back(self) -> int:
+        """Of the pool's idle blocks at most so many are out of `evict`'s reach, for the sake of floors."""
+        if self._quotas is None:
+            return 0
+        return self._quotas.num_held_back(self._group_to_num_blocks)
+
+    @property
+    def root_to_num_blocks(self) -> Mapping[bytes, int]:
+        """Cached blocks of each root, in use or idle; only kept where there are quotas."""
+        return {} if self._quotas is None else self._group_to_num_blocks
+
+    def match(
+        self, root: bytes, tokens: bytes, max_tokens: int, *, is_reuse: bool = True
+    ) -> PrefixMatch:
+        """The longest prefix of packed `tokens` under `root`, at most `max_tokens` tokens of it.
+
+        Marks the whole blocks as used; the partial one only `use_partial` does.
+
+        Args:
+            is_reuse: whether a request finds them that has not been counted before. A request that
+                comes again, after an attempt that failed or to give its blocks back, says False: what
+                it found is recent, but no more popular.
+        """
+        wanted = tokens[: max_tokens * TOKEN_BYTES]
         found: list[int] = []
         self._tick += 1
-        for node, num_shared in self._walk(root, tokens[: max_blocks * self._block_bytes]):
-            if num_shared < len(node.block_ids):
-                node = self._split(node, num_shared)
+        last = self._roots.get(root)
+        for step in walk(last, wanted, self._block_bytes):
+            node = self._split(step.node, step.num_blocks)
             found += node.block_ids
-            self._touch(node)
-        return PrefixMatch(tuple(found))
+            self._touch(node, is_reuse)
+            last = node
+        self._offered = None
+        if last is not None:
+            start = len(found) * self._block_bytes
+            nearest = nearest_child(last, wanted[start : start + self._block_bytes])
+            if nearest is not None:
+                child = nearest.node
+                self._offered = PartialBlock(child.block_ids[0], nearest.num_tokens), child
+        return PrefixMatch(tuple(found), None if self._offered is None else self._offered[0])
+
+    def use_partial(self, partial: PartialBlock) -> None:
+        """Mark the partial block of the latest match as used, because the caller is going to copy it.
+
+        To be called before anything is evicted or inserted.
+        """
+        assert self._offered is not None and self._offered[0] == partial, "not of the latest match"
+        node = self._offered[1]
+        self._offered = None
+        self._touch(self._split(node, 1), is_reuse=True)
 
     def insert(
         self, root: bytes, tokens: bytes, block_ids: list[int], hashes: bytes
@@ -105,17 +167,18 @@ class RadixTree:
         self._tick += 1
         node = self._roots.get(root)
         if node is None:
-            node = self._roots[root] = _Node(parent=None, hashes=bytearray(root))
+            group = b"" if self._quotas is None else root
+            node = self._roots[root] = RadixNode(None, group, hashes=bytearray(root))
         known = 0
         duplicates: list[Duplicate] = []
-        for child, num_shared in self._walk(root, tokens):
-            if num_shared < len(child.block_ids):
-                child = self._split(child, num_shared)
-            for offset, block_id in enumerate(child.block_ids):
-                if block_id != block_ids[known + offset]:
-                    duplicates.append(Duplicate(known + offset, block_id))
-            known += num_shared
-            self._touch(child)
+        for step in walk(node, tokens, self._block_bytes):
+            child = self._split(step.node, step.num_blocks)
+            offered = block_ids[known : known + step.num_blocks]
+            if child.block_ids != offered:
+                pairs = enumerate(zip(child.block_ids, offered, strict=True), known)
+                duplicates += [Duplicate(i, own) for i, (own, other) in pairs if own != other]
+            known += step.num_blocks
+            self._touch(child, is_reuse=False)
             node = child
         if known < len(block_ids):
             self._append(
@@ -127,25 +190,36 @@ class RadixTree:
         return duplicates
 
     def evict(self, num_blocks: int) -> int:
-        """Turn up to `num_blocks` idle blocks into free ones, least recently used path first.
+        """Turn up to `num_blocks` idle blocks into free ones; the policy says which.
 
         Returns:
-            How many were freed: fewer only when no idle block is left.
+            How many were freed: fewer only when no idle block is left that quotas allow to take.
         """
         num_freed = 0
         has_rebuilt = False
         while num_freed < num_blocks and self._pool.num_idle > 0:
-            if not self._leaf_heap:
-                if has_rebuilt:
-                    break
-                self._rebuild_heap()
+            group_to_limit = self._group_to_limit()
+            victim = self._policy.victim(group_to_limit)
+            if victim is None and self._quotas is not None:
+                # Those above their ceilings have nothing idle: everybody else who is above his floor.
+                group_to_limit = self._quotas.takeable(self._group_to_num_blocks)
+                victim = self._policy.victim(group_to_limit)
+            if victim is not None:
+                num_wanted = min(victim.num_blocks, num_blocks - num_freed)
+                if group_to_limit is not None:
+                    num_wanted = min(num_wanted, group_to_limit[victim.node.group])
+                num_freed += self._evict_from(victim.node, num_wanted)
+            elif has_rebuilt:
+                break
+            else:
+                self._policy.rebuild(n for n in self._nodes() if not n.children)
                 has_rebuilt = True
-                continue
-            last_used, _, node = heapq.heappop(self._leaf_heap)
-            if node.children or not node.block_ids or node.last_used != last_used:
-                continue
-            num_freed += self._evict_from(node, num_blocks - num_freed)
         return num_freed
+
+    def _group_to_limit(self) -> dict[bytes, int] | None:
+        """Whose blocks go next, and how many at most; None: anybody's."""
+        quotas, counts = self._quotas, self._group_to_num_blocks
+        return None if quotas is None else quotas.excess(counts) or quotas.takeable(counts)
 
     def clear(self) -> None:
         """Forget every path. Blocks still in use stay with their sequences and become free when released."""
@@ -153,7 +227,9 @@ class RadixTree:
             for block_id in node.block_ids:
                 self._pool.uncache(block_id)
         self._roots.clear()
-        self._leaf_heap.clear()
+        self._offered = None
+        self._group_to_num_blocks.clear()
+        self._policy.cleared()
         self._changes.append(Change(ChangeKind.CLEARED))
         self.digest = 0
         self.num_blocks = 0
@@ -163,89 +239,95 @@ class RadixTree:
         changes, self._changes = self._changes, []
         return changes
 
-    def _walk(self, root: bytes, tokens: bytes) -> Iterator[tuple[_Node, int]]:
-        """(child, blocks of its edge shared with `tokens`) down the path; ends at the first difference."""
-        node = self._roots.get(root)
-        position = 0
-        while node is not None:
-            child = node.children.get(tokens[position : position + self._block_bytes])
-            if child is None:
-                return
-            num_shared = self._num_shared_blocks(child, tokens, position)
-            position += num_shared * self._block_bytes
-            is_whole = num_shared == len(child.block_ids)
-            yield child, num_shared
-            node = child if is_whole else None
-
-    def _num_shared_blocks(self, node: _Node, tokens: bytes, position: int) -> int:
-        """Binary search over block borders; each probe is one memory compare."""
-        remaining = (len(tokens) - position) // self._block_bytes
-        low, high = 1, min(len(node.block_ids), remaining)  # the first block matched by its key
-        if (
-            node.tokens[: high * self._block_bytes]
-            == tokens[position : position + high * self._block_bytes]
-        ):
-            return high
-        while low < high:
-            middle = (low + high + 1) // 2
-            span = middle * self._block_bytes
-            if node.tokens[:span] == tokens[position : position + span]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def _append(self, node: _Node, tokens: bytes, block_ids: list[int], hashes: bytes) -> None:
-        is_extension = not node.children and node.parent is not None
-        if not is_extension:
-            child = _Node(parent=node)
-            node.children[bytes(tokens[: self._block_bytes])] = child
-            node = child
-        node.tokens += tokens
-        node.block_ids += block_ids
-        node.hashes += hashes
+    def _append(self, node: RadixNode, tokens: bytes, block_ids: list[int], hashes: bytes) -> None:
+        """Put a new run of blocks under `node`, or several where the policy knows a past of the first ones."""
+        sealed = split_hashes(hashes)
         for block_id in block_ids:
             self._pool.cache(block_id)
         self.num_blocks += len(block_ids)
-        sealed = split_hashes(hashes)
+        self._count(node.group, len(block_ids))
         self.digest ^= digest_of(sealed)
         self._changes.append(Change(ChangeKind.SEALED, tuple(sealed)))
-        self._touch(node)
+        start = 0
+        num_remembered = self._policy.num_remembered(sealed)
+        for end in sorted({num_remembered, len(sealed)} - {0}):
+            node = self._append_run(
+                node,
+                tokens[start * self._block_bytes : end * self._block_bytes],
+                block_ids[start:end],
+                sealed[start:end],
+                is_recalled=start < num_remembered,
+            )
+            start = end
 
-    def _split(self, node: _Node, num_head_blocks: int) -> _Node:
-        """Cut an edge in two and return its head, which becomes the parent of what was `node`."""
-        assert node.parent is not None and 0 < num_head_blocks < len(node.block_ids)
+    def _append_run(
+        self,
+        node: RadixNode,
+        tokens: bytes,
+        block_ids: list[int],
+        hashes: list[bytes],
+        *,
+        is_recalled: bool,
+    ) -> RadixNode:
+        has_same_past = node.num_hits == 0 and node.is_recalled == is_recalled
+        if node.children or node.parent is None or not has_same_past:
+            node = self._add_child(node, tokens[: self._block_bytes])
+            node.is_recalled = is_recalled
+        node.tokens += tokens
+        node.block_ids += block_ids
+        node.hashes += b"".join(hashes)
+        node.last_used = self._tick
+        self._policy.inserted(node, hashes)
+        return node
+
+    def _add_child(self, parent: RadixNode, key: bytes) -> RadixNode:
+        depth = parent.depth + len(parent.block_ids)
+        child = RadixNode(parent=parent, group=parent.group, depth=depth)
+        parent.children[bytes(key)] = child
+        insort(parent.sorted_keys, bytes(key))
+        return child
+
+    def _split(self, node: RadixNode, num_head_blocks: int) -> RadixNode:
+        """Cut an edge in two and return its head, which becomes the parent of what was `node`.
+
+        A head of the whole edge is the edge itself.
+        """
+        if num_head_blocks == len(node.block_ids):
+            return node
+        assert node.parent is not None
         head_bytes = num_head_blocks * self._block_bytes
-        head = _Node(
+        head = RadixNode(
             parent=node.parent,
+            group=node.group,
+            depth=node.depth,
             tokens=node.tokens[:head_bytes],
             hashes=node.hashes[: num_head_blocks * HASH_BYTES],
             block_ids=node.block_ids[:num_head_blocks],
             last_used=node.last_used,
+            num_hits=node.num_hits,
+            is_recalled=node.is_recalled,
         )
         node.parent.children[bytes(head.tokens[: self._block_bytes])] = head
         del node.tokens[:head_bytes], node.hashes[: num_head_blocks * HASH_BYTES]
         del node.block_ids[:num_head_blocks]
         node.parent = head
-        head.children[bytes(node.tokens[: self._block_bytes])] = node
+        node.depth += num_head_blocks
+        key = bytes(node.tokens[: self._block_bytes])
+        head.children[key] = node
+        head.sorted_keys.append(key)
+        self._policy.split(head, node)
         return head
 
-    def _touch(self, node: _Node) -> None:
+    def _touch(self, node: RadixNode, is_reuse: bool) -> None:
         if node.last_used == self._tick:
             return
         node.last_used = self._tick
-        if not node.children:
-            self._push(node)
+        node.num_hits += is_reuse
+        self._policy.used(node, is_reuse)
 
-    def _push(self, node: _Node) -> None:
-        if len(self._leaf_heap) > 4 * self.num_blocks + 64:
-            self._rebuild_heap()  # most entries are stale by now
-        heapq.heappush(self._leaf_heap, (node.last_used, id(node), node))
-
-    def _evict_from(self, node: _Node, num_wanted: int) -> int:
-        num_freed = 0
+    def _evict_from(self, node: RadixNode, num_wanted: int) -> int:
         evicted: list[bytes] = []
-        while node.block_ids and num_freed < num_wanted:
+        while node.block_ids and len(evicted) < num_wanted:
             block_id = node.block_ids[-1]
             if self._pool.ref_count(block_id) > 0:
                 break  # whoever uses it touches this path again when it is done
@@ -255,31 +337,38 @@ class RadixTree:
                 self._remove(node)
             del node.hashes[-HASH_BYTES:], node.tokens[-self._block_bytes :]
             self._pool.uncache(block_id)
-            num_freed += 1
-        if node.block_ids and num_freed == num_wanted:
-            self._push(node)
-        self.num_blocks -= num_freed
-        self.num_evicted_total += num_freed
+        if not evicted:
+            return 0
+        self.num_blocks -= len(evicted)
+        self._count(node.group, -len(evicted))
+        self.num_evicted_total += len(evicted)
         self.digest ^= digest_of(evicted)
-        if evicted:
-            self._changes.append(Change(ChangeKind.EVICTED, tuple(evicted)))
-        return num_freed
+        self._changes.append(Change(ChangeKind.EVICTED, tuple(evicted)))
+        self._policy.evicted(node, evicted)
+        if node.block_ids and len(evicted) == num_wanted:
+            self._policy.put_back(node)
+        return len(evicted)
 
-    def _remove(self, node: _Node) -> None:
+    def _remove(self, node: RadixNode) -> None:
         parent = node.parent
         assert parent is not None
-        del parent.children[bytes(node.tokens[: self._block_bytes])]
+        key = bytes(node.tokens[: self._block_bytes])
+        del parent.children[key]
+        del parent.sorted_keys[bisect_left(parent.sorted_keys, key)]
         if not parent.children:
             if parent.parent is not None:
-                self._push(parent)
+                self._policy.exposed(parent)
             else:
                 del self._roots[bytes(parent.hashes)]
 
-    def _rebuild_heap(self) -> None:
-        self._leaf_heap = [(n.last_used, id(n), n) for n in self._nodes() if not n.children]
-        heapq.heapify(self._leaf_heap)
+    def _count(self, group: bytes, num_blocks: int) -> None:
+        total = self._group_to_num_blocks.get(group, 0) + num_blocks
+        if total:
+            self._group_to_num_blocks[group] = total
+        else:
+            self._group_to_num_blocks.pop(group, None)
 
-    def _nodes(self) -> Iterator[_Node]:
+    def _nodes(self) -> Iterator[RadixNode]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -296,6 +385,7 @@ class RadixTree:
             assert node.parent is not None
             assert node.parent.children[bytes(node.tokens[: self._block_bytes])] is node
             assert all(self._pool.is_cached(block_id) for block_id in node.block_ids)
+            assert node.sorted_keys == sorted(node.children)
             assert all(child.last_used <= node.last_used for child in node.children.values())
             num_blocks += len(node.block_ids)
             digest ^= digest_of(split_hashes(bytes(node.hashes)))
@@ -303,3 +393,5 @@ class RadixTree:
         assert digest == self.digest
         num_cached = sum(self._pool.is_cached(b) for b in range(self._pool.num_blocks))
         assert num_cached == num_blocks, "the pool's marks and the tree differ"
+        assert sum(self._group_to_num_blocks.values()) == num_blocks
+        self._policy.check_invariants()

@@ -23,15 +23,23 @@ class Answer:
         request_id: the cluster's id of the request.
         model: the name to show the client.
         texts: one for each of the n sequences.
+        is_whole: show each sequence in one piece when the replica has ended it, as beams come.
     """
 
     def __init__(
-        self, request_id: str, model: str, info: ReplicaInfo, texts: list[SequenceText]
+        self,
+        request_id: str,
+        model: str,
+        info: ReplicaInfo,
+        texts: list[SequenceText],
+        *,
+        is_whole: bool = False,
     ) -> None:
         self._request_id = request_id
         self._model = model
         self._info = info
         self._texts = texts
+        self._index_to_held: dict[int, list[int]] | None = {} if is_whole else None
         self._started: RequestStarted | None = None
 
     @property
@@ -75,6 +83,9 @@ class Answer:
         # After a stop string the engine goes on until the other sequences are done too.
         if text.is_finished:
             return
+        if self._index_to_held is not None:
+            self._index_to_held.setdefault(event.index, []).extend(event.token_ids)
+            return
         piece = text.push(event.token_ids, event.logprobs)
         yield from self._show(event.index, piece)
         if piece.stop is not None:
@@ -86,10 +97,11 @@ class Answer:
             return
         if event.reason is FinishReason.ABORT:
             raise ReplicaLost("the replica gave up the request before the answer was complete")
-        piece = text.finish()
+        held = (self._index_to_held or {}).pop(event.index, [])
+        piece = _last_piece(text, held)
         yield from self._show(event.index, piece)
         reason = event.reason if piece.stop is None else FinishReason.STOP
-        yield Finished(event.index, reason, piece.stop, self.usage)
+        yield Finished(event.index, reason, piece.stop, self.usage, event.score)
 
     def _show(self, index: int, piece: TextPiece) -> Iterator[Output]:
         if piece.text or piece.details:
@@ -99,3 +111,12 @@ class Answer:
         if self._started is None or not 0 <= index < len(self._texts):
             raise InternalError("the replica's events are out of order")
         return self._texts[index]
+
+
+def _last_piece(text: SequenceText, held: list[int]) -> TextPiece:
+    """The end of a sequence, of which the tokens `held` were not looked at yet."""
+    whole = text.push(held, None)
+    if whole.stop is not None:
+        return whole
+    rest = text.finish()
+    return TextPiece(whole.text + rest.text, (*whole.details, *rest.details), rest.stop)

@@ -1,9 +1,25 @@
 """What stands behind a Gateway, as the Gateway sees it. `router.ray_backend` has the real one."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Protocol
 
-from workers.protocol import EngineEvent, GenerateRequest, ReplicaInfo, ReplicaReport
+from workers.protocol import (
+    EngineEvent,
+    GenerateRequest,
+    ReplicaInfo,
+    ReplicaLog,
+    ReplicaReport,
+    ReuseReport,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedCaches:
+    """How many replicas were told to forget their prefixes, and how many said that they have."""
+
+    num_replicas: int
+    num_cleared: int
 
 
 class Backend(Protocol):
@@ -29,6 +45,15 @@ class Backend(Protocol):
 
     async def reports(self) -> list[ReplicaReport]:
         """The latest report of each live replica; empty when there is none."""
+
+    async def reuse(self) -> list[ReuseReport]:
+        """How each live replica's blocks were reused of late."""
+
+    async def reuse_logs(self) -> list[ReplicaLog]:
+        """Each live replica's last prompts, for a replay."""
+
+    async def clear_caches(self) -> ClearedCaches:
+        """Make every replica forget every cached prefix."""
 
     async def status(self) -> dict[str, object]:
         """JSON for operators: replicas, prefix index, ledger."""

@@ -14,6 +14,7 @@ from router.inference import InferenceService
 from router.loopback import address_of_peer, check_is_local
 from router.proto import pando_pb2 as pb
 from router.requests import (
+    BeamFields,
     ChatMessage,
     ChatPrompt,
     Delta,
@@ -41,6 +42,14 @@ RETRY_AFTER_KEY = "retry-after-ms"
 _reason_to_proto = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+_early_stopping_from_proto: dict[int, bool | None] = {
+    pb.EARLY_STOPPING_UNSPECIFIED: False,
+    pb.EARLY_STOPPING_FALSE: False,
+    pb.EARLY_STOPPING_TRUE: True,
+    pb.EARLY_STOPPING_NEVER: None,
 }
 
 
@@ -177,7 +186,10 @@ def _to_inference_request(
         prompt=_to_prompt(request, max_messages),
         sampling=_to_sampling(request.sampling),
         n=request.n if request.HasField("n") else 1,
+        best_of=request.best_of if request.HasField("best_of") else None,
+        beam=_to_beam(request.beam) if request.HasField("beam") else None,
         stop=tuple(request.stop),
+        priority=request.priority,
         timeout_s=timeout_s,
     )
 
@@ -197,6 +209,19 @@ def _to_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, max_messages: i
             )
         return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in messages))
     raise InvalidRequest("no prompt: give text, messages or token_ids", param="prompt")
+
+
+def _to_beam(beam: pb.Beam) -> BeamFields:
+    if beam.early_stopping not in _early_stopping_from_proto:
+        raise InvalidRequest(
+            f"early_stopping is {beam.early_stopping}, which is no EarlyStopping",
+            param="early_stopping",
+        )
+    return BeamFields(
+        length_penalty=beam.length_penalty if beam.HasField("length_penalty") else 1.0,
+        early_stopping=_early_stopping_from_proto[beam.early_stopping],
+        name="beam",
+    )
 
 
 def _to_sampling(sampling: pb.Sampling) -> SamplingFields:
@@ -236,7 +261,9 @@ def _to_response(output: Output) -> pb.GenerateResponse:
             )
         case Finished():
             reason = _reason_to_proto[output.reason]
-            finished = pb.Finished(index=output.index, reason=reason, stop=output.stop)
+            finished = pb.Finished(
+                index=output.index, reason=reason, stop=output.stop, score=output.score
+            )
             return pb.GenerateResponse(finished=finished)
 
 

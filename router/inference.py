@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass
 
 from kvstore import prefix_hash
 from router.answer import Answer
 from router.backend import Backend
+from router.best_of import BestOf
 from router.detokenizer import SequenceText
 from router.metrics import GatewayMetrics, RequestTimer
 from router.options import GatewayOptions
@@ -24,6 +25,7 @@ from router.requests import (
 )
 from router.tenancy import Tenant, Tenants
 from router.validation import (
+    beam_params,
     check_prompt_length,
     check_request,
     check_token_ids,
@@ -52,6 +54,11 @@ _LONG_TEXT_CHARS = 16_384
 class _Prepared:
     message: GenerateRequest
     answer: Answer
+    best_of: BestOf | None
+
+    def outputs_of(self, events: Sequence[EngineEvent]) -> Iterable[Output]:
+        outputs = self.answer.consume(events)
+        return outputs if self.best_of is None else self.best_of.consume(outputs)
 
 
 class InferenceService:
@@ -150,7 +157,7 @@ class InferenceService:
         events = self.backend.generate(prepared.message)
         try:
             while not answer.is_finished:
-                for output in answer.consume(await _next_events(events, deadline)):
+                for output in prepared.outputs_of(await _next_events(events, deadline)):
                     yield output
                 timer.observe(answer.usage)
         finally:
@@ -171,24 +178,44 @@ class InferenceService:
             salt=tenant.salt,
             block_hashes=prefix_hash.chain(root, tokens, info.block_size),
             sampling=sampling,
-            n=request.n,
+            n=request.num_computed if request.is_ranked else request.n,
+            beam=beam_params(request),
+            priority=max(request.priority, tenant.min_priority),
             tenant=tenant.id,
         )
+        return _Prepared(
+            message,
+            self._answer(request, message, model, info, token_ids),
+            _best_of(request),
+        )
+
+    def _answer(
+        self,
+        request: InferenceRequest,
+        message: GenerateRequest,
+        model: str,
+        info: ReplicaInfo,
+        token_ids: list[int],
+    ) -> Answer:
         texts = [
             SequenceText(
                 self.tokenizer.detokenizer(token_ids),
                 request.stop,
-                sampling.min_tokens,
+                message.sampling.min_tokens,
                 self.tokenizer.token_bytes,
             )
-            for _ in range(request.n)
+            for _ in range(message.n)
         ]
-        return _Prepared(message, Answer(message.request_id, model, info, texts))
+        is_whole = message.beam is not None
+        return Answer(message.request_id, model, info, texts, is_whole=is_whole)
 
     def _encode(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         try:
             if isinstance(prompt, ChatPrompt):
-                return self.tokenizer.render_chat([asdict(m) for m in prompt.messages])
+                return self.tokenizer.render_chat(
+                    [asdict(m) for m in prompt.messages],
+                    allow_special_tokens=self.options.allow_special_tokens_in_content,
+                )
             return self.tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens)
         except InvalidRequest as error:
             param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
@@ -209,6 +236,13 @@ class InferenceService:
         finally:
             self._num_in_flight -= 1
             self.metrics.set_in_flight(self._num_in_flight)
+
+
+def _best_of(request: InferenceRequest) -> BestOf | None:
+    if not request.is_ranked:
+        return None
+    shows_details = request.sampling.logprobs is not None
+    return BestOf(request.num_computed, request.n, shows_details=shows_details)
 
 
 async def _next_events(

@@ -15,6 +15,8 @@ DEFAULT_PREFILL_TOKENS_PER_S = 2000.0
 _RATE_WEIGHT = 0.2
 # Below this, the fixed cost of a step hides the cost of its tokens.
 _MIN_LEARNED_TOKENS = 64
+# Tokens a second: what no clock's jump may take an estimate beyond.
+_SLOWEST, _FASTEST = 1.0, 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Ledger:
     def _learn(self, account: _Account, num_tokens: int, elapsed_s: float) -> None:
         if num_tokens < _MIN_LEARNED_TOKENS or elapsed_s <= 0:
             return
-        rate = num_tokens / elapsed_s
+        rate = min(max(num_tokens / elapsed_s, _SLOWEST), _FASTEST)
         # Geometric: one slow outlier (a pause, a swap) moves the estimate by a factor, not to its value.
         account.prefill_tokens_per_s *= (rate / account.prefill_tokens_per_s) ** _RATE_WEIGHT
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from router.requests import Usage
 from workers.errors import PandoError
-from workers.protocol import ReplicaReport
+from workers.protocol import PREDICTION_SCALES, ReplicaReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OTHER_TENANTS = "other"
@@ -176,3 +176,13 @@ class _ReplicaCollector(Collector):
         for report in self.reports:
             blocks.add_metric([report.info.replica_id], report.info.num_blocks)
         yield blocks
+        predicted = GaugeMetricFamily(
+            "pando_cache_predicted_hit_ratio",
+            "Of the last hour's block lookups, what a least-recently-used pool of `scale` times the size would answer",
+            labels=("replica", "scale"),
+        )
+        for report in self.reports:
+            ratios = report.stats.predicted_hit_ratios
+            for scale, ratio in zip(PREDICTION_SCALES, ratios, strict=False):
+                predicted.add_metric([report.info.replica_id, f"{scale:g}"], ratio)
+        yield predicted

@@ -16,6 +16,7 @@ from pydantic import (
 
 _TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MIN_SECRET_CHARS = 16
+MIN_PRIORITY, MAX_PRIORITY = -1000, 1000
 
 
 class GatewayOptions(BaseModel):
@@ -28,9 +29,12 @@ class GatewayOptions(BaseModel):
         request_timeout_s: how long one prompt may take from arrival to its last token.
         default_max_tokens: for chats and gRPC; None means what is left of the context.
         default_completion_max_tokens: for /v1/completions, whose documented default is 16.
-        max_n: most sequences from one prompt.
+        max_n: most sequences from one prompt: returned, drawn to choose the best of, or kept as beams.
         max_prompts: most prompts in one /v1/completions request.
         max_logprobs: most alternatives returned at a position.
+        allow_special_tokens_in_content: whether control tokens such as `<|im_end|>`, written out in a chat
+            message, act as such. By default they are plain text, so that nobody whose words end up in a
+            message can forge another turn. Prompts of completions always may hold them.
         max_metric_tenants: tenants beyond this many share the metric label `other`.
         is_metrics_public: GET /metrics names tenants, so with keys configured it wants an admin key
             unless this is set.
@@ -55,6 +59,7 @@ class GatewayOptions(BaseModel):
     max_logprobs: Annotated[int, Field(ge=0, le=100)] = 20
     max_metric_tenants: PositiveInt = 100
     is_metrics_public: bool = False
+    allow_special_tokens_in_content: bool = False
 
     @field_validator("served_model_names")
     @classmethod
@@ -65,7 +70,12 @@ class GatewayOptions(BaseModel):
 
 
 class TenantKey(BaseModel):
-    """One API key: whose it is, and either the key itself or the hex SHA-256 of it."""
+    """One API key: whose it is, and either the key itself or the hex SHA-256 of it.
+
+    Attributes:
+        min_priority: how urgent its requests may be: a lower priority than this counts as this one. By
+            default nobody can put himself before the others.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -73,6 +83,7 @@ class TenantKey(BaseModel):
     key: SecretStr | None = None
     key_sha256: str | None = None
     is_admin: bool = False
+    min_priority: Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)] = 0
 
     @field_validator("tenant")
     @classmethod

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -14,18 +14,28 @@ from ray.serve.handle import DeploymentHandle
 
 from kvstore.prefix_index.follower import IndexFollower
 from kvstore.prefix_index.mirror import ReplicaRow
+from router.backend import ClearedCaches
 from router.policy import RoutingPolicy
 from workers.errors import InternalError, Overloaded, PandoError, ReplicaLost, Unavailable
-from workers.protocol import EngineEvent, GenerateRequest, ReplicaInfo, ReplicaReport
+from workers.protocol import (
+    EngineEvent,
+    GenerateRequest,
+    ReplicaInfo,
+    ReplicaLog,
+    ReplicaReport,
+    ReuseReport,
+)
 
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 3
 _REPORT_TIMEOUT_S = 2.0
+_CLEAR_TIMEOUT_S = 15.0
 _POLL_UNTIL_KNOWN_S = 0.5
 _POLL_S = 5.0
 _RETRY_AFTER_S = 2.0
 _NUM_RECEIPTS_SHOWN = 20
+Answer = TypeVar("Answer", ReplicaReport, ReuseReport, ReplicaLog)
 
 
 class RayBackend:
@@ -101,17 +111,38 @@ class RayBackend:
             response.cancel()
 
     async def reports(self) -> list[ReplicaReport]:
-        try:
-            answers = await self._handle.broadcast("report").results_async(
-                timeout_s=_REPORT_TIMEOUT_S, return_exceptions=True
-            )
-        except (DeploymentUnavailableError, TimeoutError, RayActorError):
-            return []
-        reports = [answer for answer in answers if isinstance(answer, ReplicaReport)]
+        reports = await self._of_all("report", ReplicaReport)
         if reports:
             self._info = reports[0].info
             self._policy.set_block_size(reports[0].info.block_size)
-        return sorted(reports, key=lambda report: report.info.replica_id)
+        return reports
+
+    async def reuse(self) -> list[ReuseReport]:
+        return await self._of_all("reuse", ReuseReport)
+
+    async def reuse_logs(self) -> list[ReplicaLog]:
+        return await self._of_all("reuse_log", ReplicaLog)
+
+    async def clear_caches(self) -> ClearedCaches:
+        answers = await self._ask_all("clear_cache", _CLEAR_TIMEOUT_S)
+        return ClearedCaches(len(answers), sum(answer is True for answer in answers))
+
+    async def _of_all(self, method: str, kind: type[Answer]) -> list[Answer]:
+        """Every replica's answer that came in time, by replica."""
+        answers = await self._ask_all(method, _REPORT_TIMEOUT_S)
+        found = [answer for answer in answers if isinstance(answer, kind)]
+        return sorted(found, key=lambda answer: answer.info.replica_id)
+
+    async def _ask_all(self, method: str, timeout_s: float) -> list[Any]:
+        """What every replica's `method` returned or raised."""
+        try:
+            return list(
+                await self._handle.broadcast(method).results_async(
+                    timeout_s=timeout_s, return_exceptions=True
+                )
+            )
+        except (DeploymentUnavailableError, TimeoutError, RayActorError):
+            return []
 
     async def status(self) -> dict[str, object]:
         mirror = self._policy.mirror

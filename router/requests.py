@@ -57,21 +57,59 @@ class SamplingFields:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamFields:
+    """Beam search instead of sampling; `early_stopping` None is "never", as in `BeamParams`.
+
+    `name` is what the client calls this, for error messages.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
+    name: str = "use_beam_search"
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One prompt and what to make of it. `model` None means whichever is served."""
+    """One prompt and what to make of it. `model` None means whichever is served.
+
+    Attributes:
+        n: how many sequences to return.
+        best_of: how many to compute, of which the n best are returned; with beams, how many beams to keep.
+            None for n.
+        stop: strings that end a sequence. Beams are searched without regard to them and cut when they are
+            whole; a beam's score stays that of the whole.
+        priority: lower is served first; never below what the tenant may ask for.
+    """
 
     model: str | None
     prompt: Prompt
     sampling: SamplingFields = SamplingFields()
     n: int = 1
+    best_of: int | None = None
+    beam: BeamFields | None = None
     stop: tuple[str, ...] = ()
+    priority: int = 0
     default_max_tokens: int | None = None
     timeout_s: float | None = None
+
+    @property
+    def num_computed(self) -> int:
+        """Sequences or beams to compute side by side."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether more is drawn than returned, so that nothing can be shown before all is there."""
+        return self.beam is None and self.num_computed > self.n
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one prompt. `num_cached_tokens` of the prompt were not computed anew."""
+    """Tokens of one prompt. `num_cached_tokens` of the prompt were not computed anew.
+
+    `num_completion_tokens` counts every sequence drawn, returned or not, up to its stop string; of beams those
+    of the returned ones.
+    """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -136,12 +174,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Sequence `index` ended; `stop` is the stop string that ended it, when one did."""
+    """Sequence `index` ended; `stop` is the stop string that ended it, when one did; `score` is a beam's."""
 
     index: int
     reason: FinishReason
     stop: str | None
     usage: Usage
+    score: float | None = None
 
 
 # In this order: Started, then Delta and Finished of each sequence; the last Finished has the final usage.

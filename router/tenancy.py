@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field
 
-from router.options import TenancyOptions, TenantKey
+from router.options import MIN_PRIORITY, TenancyOptions, TenantKey
 from workers.errors import PermissionDenied, Unauthenticated
 
 LOCAL_TENANT_ID = "local"
@@ -14,11 +14,15 @@ _MAX_KEY_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A customer. `salt` roots every prefix hash of his requests, and must not leave the cluster."""
+    """A customer. `salt` roots every prefix hash of his requests, and must not leave the cluster.
+
+    `min_priority` is the most urgent one his requests may have.
+    """
 
     id: str
     salt: bytes = field(repr=False)
     is_admin: bool = False
+    min_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,12 @@ class Tenants:
     def __init__(self, options: TenancyOptions) -> None:
         secret = options.secret.get_secret_value().encode() if options.secret else b""
         # On a cluster without keys there is nobody to be kept apart from, so the salt may be public.
-        self._local = Tenant(LOCAL_TENANT_ID, salt_of(secret, LOCAL_TENANT_ID), is_admin=True)
+        self._local = Tenant(
+            LOCAL_TENANT_ID,
+            salt_of(secret, LOCAL_TENANT_ID),
+            is_admin=True,
+            min_priority=MIN_PRIORITY,
+        )
         self._known: list[_KnownKey] = []
         digest_to_tenant: dict[bytes, str] = {}
         for key in options.keys:
@@ -47,12 +56,19 @@ class Tenants:
                     f"tenants {digest_to_tenant[digest]!r} and {key.tenant!r} have the same key"
                 )
             digest_to_tenant[digest] = key.tenant
-            tenant = Tenant(key.tenant, salt_of(secret, key.tenant), key.is_admin)
+            salt = salt_of(secret, key.tenant)
+            tenant = Tenant(key.tenant, salt, key.is_admin, key.min_priority)
             self._known.append(_KnownKey(digest, tenant))
 
     @property
     def has_keys(self) -> bool:
         return bool(self._known)
+
+    def all(self) -> tuple[Tenant, ...]:
+        """Everybody who can call, each once."""
+        if not self._known:
+            return (self._local,)
+        return tuple({known.tenant.id: known.tenant for known in self._known}.values())
 
     def resolve(self, key: str | None) -> Tenant:
         """The tenant whose key this is; `local` when no keys are configured, whatever the key.

@@ -3,15 +3,27 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from router.options import GatewayOptions
-from router.requests import InferenceRequest, SamplingFields
+from router.options import MAX_PRIORITY, MIN_PRIORITY, GatewayOptions
+from router.requests import BeamFields, InferenceRequest, SamplingFields
 from workers.errors import ContextTooLong, InvalidRequest
-from workers.protocol import ReplicaInfo, SamplingParams
+from workers.protocol import BeamParams, ReplicaInfo, SamplingParams
 
 Number = TypeVar("Number", int, float)
 
 _SHOWN_CHARS = 80
 _SEED_MASK = 2**63 - 1
+_MAX_LENGTH_PENALTY = 10.0
+# Sampling field → the values under which it asks for nothing, so that beam search keeps its promise.
+_NEUTRAL_FOR_BEAMS: Mapping[str, tuple[object, ...]] = {
+    "temperature": (0.0,),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ({},),
+}
 
 
 def shown(value: object) -> str:
@@ -24,9 +36,18 @@ def check_request(request: InferenceRequest, options: GatewayOptions) -> None:
     """What can be checked before tokenizing.
 
     Raises:
-        InvalidRequest: n or the stop strings are out of their limits.
+        InvalidRequest: n, best_of, priority or the stop strings are out of their limits, or a field does not
+            go with beam search.
     """
     _check_range("n", request.n, 1, options.max_n)
+    if request.best_of is not None and not request.n <= request.best_of <= options.max_n:
+        raise InvalidRequest(
+            f"best_of is {shown(request.best_of)}, must be between n ({request.n}) and {options.max_n}",
+            param="best_of",
+        )
+    _check_range("priority", request.priority, MIN_PRIORITY, MAX_PRIORITY)
+    if request.beam is not None:
+        _check_beam(request.beam, request.sampling)
     if len(request.stop) > options.max_stop_strings:
         raise InvalidRequest(
             f"stop has {len(request.stop)} strings, the limit is {options.max_stop_strings}",
@@ -41,6 +62,17 @@ def check_request(request: InferenceRequest, options: GatewayOptions) -> None:
                 f"the limit is {options.max_stop_string_chars}",
                 param="stop",
             )
+
+
+def beam_params(request: InferenceRequest) -> BeamParams | None:
+    """What the engine is told about beams, of a request that `check_request` let through."""
+    if request.beam is None:
+        return None
+    return BeamParams(
+        width=request.num_computed,
+        length_penalty=request.beam.length_penalty,
+        early_stopping=request.beam.early_stopping,
+    )
 
 
 def check_token_ids(name: str, token_ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
@@ -78,7 +110,7 @@ def check_prompt_length(num_tokens: int, info: ReplicaInfo, param: str) -> None:
 def sampling_params(
     request: InferenceRequest, num_prompt_tokens: int, info: ReplicaInfo, options: GatewayOptions
 ) -> SamplingParams:
-    """The engine's sampling parameters.
+    """The engine's sampling parameters. Where the best are to be chosen, with log-probabilities to choose by.
 
     Raises:
         InvalidRequest: a field is out of its range.
@@ -97,10 +129,13 @@ def sampling_params(
     logprobs = fields.logprobs
     if logprobs is not None:
         _check_range(fields.logprobs_name, logprobs, 0, min(options.max_logprobs, info.vocab_size))
+    elif request.is_ranked:
+        logprobs = 0
+    default_temperature = 1.0 if request.beam is None else 0.0
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=_in_range("min_tokens", fields.min_tokens, 0, 0, max_tokens),
-        temperature=_in_range("temperature", fields.temperature, 1.0, 0.0, 2.0),
+        temperature=_in_range("temperature", fields.temperature, default_temperature, 0.0, 2.0),
         top_k=_top_k(fields.top_k, info.vocab_size),
         top_p=_above_zero("top_p", fields.top_p, 1.0, 1.0),
         min_p=_in_range("min_p", fields.min_p, 0.0, 0.0, 1.0),
@@ -113,6 +148,18 @@ def sampling_params(
         ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
     )
+
+
+def _check_beam(beam: BeamFields, sampling: SamplingFields) -> None:
+    _check_range("length_penalty", beam.length_penalty, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY)
+    for name, neutral in _NEUTRAL_FOR_BEAMS.items():
+        value = getattr(sampling, name)
+        if value is not None and value not in neutral:
+            raise InvalidRequest(
+                f"{name} {shown(value)} is not supported with {beam.name}", param=name
+            )
+    if sampling.logprobs is not None:
+        raise InvalidRequest(f"logprobs is not supported with {beam.name}", param="logprobs")
 
 
 def _max_tokens(

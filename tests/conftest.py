@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Before any test module imports torch, tokenizers or ray: each reads these once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +12,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 settings.register_profile(
     "local", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+# For a first look at a failure: --hypothesis-profile=unshrunk
+settings.register_profile(
+    "unshrunk", parent=settings.get_profile("local"), phases=[Phase.explicit, Phase.generate]
 )
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")

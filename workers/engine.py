@@ -7,13 +7,16 @@ scheduler needs no lock. A request's events reach its sink in batches, from that
 import logging
 import secrets
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.block_pool import BlockPool
+from kvstore.eviction.choice import policy_named
 from kvstore.radix_tree import Change, ChangeKind, RadixTree
+from kvstore.reuse.meter import ReuseMeter
 from workers.errors import PandoError
 from workers.options import SchedulerOptions
 from workers.protocol import (
@@ -24,8 +27,10 @@ from workers.protocol import (
     ReplicaStats,
     RequestFailed,
 )
+from workers.reuse_report import predicted_hit_ratios
 from workers.scheduler import Scheduler
-from workers.step_plan import SampledToken, StepPlan
+from workers.sequence_memory import SequenceMemory
+from workers.step_plan import RowResult, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +40,7 @@ Sink = Callable[[tuple[EngineEvent, ...]], None]
 class Runner(Protocol):
     """What the loop needs of `workers.model_runner.ModelRunner`."""
 
-    def run(self, plan: StepPlan) -> list[list[SampledToken]]: ...
+    def run(self, plan: StepPlan) -> list[RowResult]: ...
 
 
 class IndexSink(Protocol):
@@ -86,6 +91,9 @@ class Engine:
         options: limits of a step.
         eos_token_ids: end a sequence unless its request ignores them.
         index: hears what became or ceased to be reusable.
+
+    Attributes:
+        reuse: measures how blocks are reused; any thread may read it.
     """
 
     def __init__(
@@ -100,16 +108,11 @@ class Engine:
         self._runner = runner
         self._eos_token_ids = eos_token_ids
         self._index: IndexSink = index if index is not None else NoIndex()
+        self.reuse = ReuseMeter(info.num_blocks)
         pool = BlockPool(info.num_blocks)
-        self._scheduler = Scheduler(
-            options,
-            pool,
-            RadixTree(pool, info.block_size),
-            block_size=info.block_size,
-            fingerprint=info.fingerprint,
-            replica_id=info.replica_id,
-            epoch=info.epoch,
-        )
+        tree = RadixTree(pool, info.block_size, policy_named(options.eviction))
+        memory = SequenceMemory(options, pool, tree, self.reuse)
+        self._scheduler = Scheduler(options, memory, info)
         self._request_to_sink: dict[str, Sink] = {}
         self._inbox: deque[_Command] = deque()
         self._wake = threading.Event()
@@ -147,7 +150,9 @@ class Engine:
 
     def report(self) -> ReplicaReport:
         """A snapshot of gauges and counters; single reads, so it may be a step apart in itself."""
-        scheduler, pool, counters = self._scheduler, self._scheduler.pool, self._scheduler.counters
+        self.reuse.advance(time.monotonic())
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        pool, tree = scheduler.memory.pool, scheduler.memory.tree
         stats = ReplicaStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._inbox),
@@ -158,11 +163,12 @@ class Engine:
             cached_tokens_total=counters.cached_tokens_total,
             generation_tokens_total=counters.generation_tokens_total,
             preemptions_total=counters.preemptions_total,
-            evicted_blocks_total=scheduler.tree.num_evicted_total,
+            evicted_blocks_total=tree.num_evicted_total,
             requests_total=counters.requests_total,
             steps_total=counters.steps_total,
-            digest=scheduler.tree.digest,
+            digest=tree.digest,
             index_connected=self._index.is_connected,
+            predicted_hit_ratios=predicted_hit_ratios(self.reuse, self.info.num_blocks),
         )
         return ReplicaReport(self.info, stats)
 
@@ -193,7 +199,7 @@ class Engine:
             except Exception:
                 logger.exception("a step with %d sequences failed", len(plan.rows))
                 self._fail(plan)
-        self._publish(self._scheduler.tree.drain_changes())
+        self._publish(self._scheduler.memory.tree.drain_changes())
         self._deliver()
         return self._scheduler.has_work or bool(self._inbox)
 
@@ -206,7 +212,7 @@ class Engine:
                     self._request_to_sink.pop(request_id, None)
                     self._scheduler.abort(request_id)
                 case _ClearCache(done):
-                    self._scheduler.tree.clear()
+                    self._scheduler.memory.tree.clear()
                     done.set()
 
     def _add(self, request: GenerateRequest, sink: Sink) -> None:

@@ -85,6 +85,9 @@ def build_engine(
         max_num_waiting=options.max_num_waiting,
         max_model_len=info.max_model_len,
         enable_prefix_caching=options.enable_prefix_caching,
+        watermark=options.watermark,
+        eviction=options.eviction,
+        min_partial_tokens=options.min_partial_tokens,
     )
     engine = Engine(runner, info, scheduling, frozenset(spec.eos_token_ids), index)
     return BuiltEngine(engine, model_dir)

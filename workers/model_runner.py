@@ -1,5 +1,7 @@
 """Carries a step plan out: tensors in, tokens out. Knows nothing of requests, radix trees or queues."""
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -7,8 +9,9 @@ from torch import Tensor
 
 from kernels.batch import AttentionBatch
 from kvstore.kv_pool import KvPool
-from workers.sampling import Draw, sample
-from workers.step_plan import PlannedRow, SampledToken, StepPlan
+from workers.protocol import TokenLogprobs
+from workers.sampling import Draw, likeliest, sample, score
+from workers.step_plan import PlannedRow, RowResult, SampledToken, StepPlan
 
 
 class CausalModel(Protocol):
@@ -34,25 +37,47 @@ class ModelRunner:
         self._device = device
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[list[SampledToken]]:
-        """One forward pass; for each row as many tokens as it asks for."""
+    def run(self, plan: StepPlan) -> list[RowResult]:
+        """One forward pass; for each row what it asks for."""
         if plan.copies:
             self._pool.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
         if not plan.rows:
             return []
         token_ids, positions = self._inputs(plan.rows)
         hidden = self._model.forward(token_ids, positions, self._batch(plan.rows), self._pool)
-        drawing = [row for row in plan.rows if row.num_draws]
+        scores = [self._score(hidden, row, start) for row, start in _starts(plan.rows)]
+        tokens = self._draw(hidden, plan.rows)
+        return [RowResult(*each) for each in zip(tokens, scores, strict=True)]
+
+    def _draw(self, hidden: Tensor, rows: tuple[PlannedRow, ...]) -> list[list[SampledToken]]:
+        drawing = [row for row in rows if row.num_draws]
         if not drawing:
-            return [[] for _ in plan.rows]
-        logits = self._model.logits(hidden[self._last_positions(plan.rows)])
+            return [[] for _ in rows]
+        logits = self._model.logits(hidden[self._last_positions(rows)])
         draws = [
             Draw(i, row.sequence, row.sequence.index + k)
             for i, row in enumerate(drawing)
+            if not row.is_beam
             for k in range(row.num_draws)
         ]
-        sampled = iter(sample(logits, draws))
-        return [[next(sampled) for _ in range(row.num_draws)] for row in plan.rows]
+        beams = [(i, row.num_draws) for i, row in enumerate(drawing) if row.is_beam]
+        sampled, offered = iter(sample(logits, draws)), iter(likeliest(logits, beams))
+        return [
+            next(offered) if row.is_beam and row.num_draws else list(islice(sampled, row.num_draws))
+            for row in rows
+        ]
+
+    def _score(self, hidden: Tensor, row: PlannedRow, start: int) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt tokens that follow this row's positions; the logits of a chunk at a time."""
+        if row.num_prompt_top is None:
+            return ()
+        sequence = row.sequence
+        end = min(row.start + row.num_tokens, sequence.num_prompt_tokens - 1)
+        following = sequence.tokens[row.start + 1 : end + 1].tolist()
+        if not following:
+            return ()
+        logits = self._model.logits(hidden[start : start + len(following)])
+        return score(logits, following, row.num_prompt_top)
 
     def _inputs(self, rows: tuple[PlannedRow, ...]) -> tuple[Tensor, Tensor]:
         token_ids: list[int] = []
@@ -89,10 +114,13 @@ class ModelRunner:
 
     def _last_positions(self, rows: tuple[PlannedRow, ...]) -> Tensor:
         """Where in the batch the last token of each drawing row stands."""
-        last: list[int] = []
-        end = 0
-        for row in rows:
-            end += row.num_tokens
-            if row.num_draws:
-                last.append(end - 1)
+        last = [start + row.num_tokens - 1 for row, start in _starts(rows) if row.num_draws]
         return torch.tensor(last, dtype=torch.int64, device=self._device)
+
+
+def _starts(rows: tuple[PlannedRow, ...]) -> Iterator[tuple[PlannedRow, int]]:
+    """Each row with where it begins in the batch."""
+    start = 0
+    for row in rows:
+        yield row, start
+        start += row.num_tokens

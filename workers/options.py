@@ -5,6 +5,7 @@ pydantic validates them where they are part of a configuration file; `__pydantic
 
 from dataclasses import dataclass
 
+POLICIES = ("lru", "lfu", "slru", "s3_fifo", "hit_density")
 _FORBID_UNKNOWN = {"extra": "forbid"}
 
 
@@ -55,6 +56,11 @@ class EngineOptions:
         max_num_batched_tokens: tokens of one step; longer prompts are computed in chunks of at most this.
         max_num_waiting: requests in the waiting room; one more is refused with `Overloaded`.
         enable_prefix_caching: share prompts through the radix tree.
+        watermark: share of the pool that stays free when a sequence is admitted beside others, so that those
+            can grow for a while before somebody must be preempted.
+        eviction: what is forgotten first when memory is short: lru, lfu, slru, s3_fifo, hit_density.
+        min_partial_tokens: a known block of which only a head is wanted is copied when the head has at least
+            this many tokens; below it is computed again.
     """
 
     num_kv_blocks: int | None = None
@@ -65,9 +71,13 @@ class EngineOptions:
     max_num_batched_tokens: int = 512
     max_num_waiting: int = 1024
     enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    eviction: str = "lru"
+    min_partial_tokens: int = 1
 
     def __post_init__(self) -> None:
         _check_at_least_one(
+            min_partial_tokens=self.min_partial_tokens,
             num_kv_blocks=self.num_kv_blocks,
             num_threads=self.num_threads,
             max_num_seqs=self.max_num_seqs,
@@ -76,6 +86,9 @@ class EngineOptions:
         )
         if self.kv_memory_gib is not None and self.kv_memory_gib <= 0:
             raise ValueError(f"kv_memory_gib must be above 0, not {self.kv_memory_gib}")
+        _check_choice("eviction", self.eviction, POLICIES)
+        if not 0 <= self.watermark <= 0.5:
+            raise ValueError(f"watermark must lie between 0 and 0.5, not {self.watermark}")
         if not 0 < self.gpu_memory_fraction < 1:
             raise ValueError(
                 f"gpu_memory_fraction must lie between 0 and 1, not {self.gpu_memory_fraction}"
@@ -91,6 +104,9 @@ class SchedulerOptions:
     max_num_waiting: int = 1024
     max_model_len: int = 4096
     enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    eviction: str = "lru"
+    min_partial_tokens: int = 1
 
 
 ModelOptions.__pydantic_config__ = _FORBID_UNKNOWN  # type: ignore[attr-defined]

@@ -2,12 +2,14 @@
 
 A Gateway sends one `GenerateRequest`; the replica answers with batches of `EngineEvent`:
 
-    RequestStarted  TokensEmitted …  SequenceFinished (one for each of n)      the good path
-    RequestFailed                                                              instead, at any point, last
+    RequestStarted  (PromptScored)  TokensEmitted …  SequenceFinished (one for each of n)      the good path
+    RequestFailed                                                                instead, at any point, last
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from kvstore.reuse.prompt_log import SampledLog
 
 
 class FinishReason(StrEnum):
@@ -25,7 +27,8 @@ class SamplingParams:
     top_k 0, top_p 1, min_p 0 and the penalties' neutral values (1, 0, 0) mean "off"; temperature 0 is greedy.
     `seed` None draws a fresh seed for each request. `logprobs` None returns none; k ≥ 0 returns the chosen
     token's log-probability and the k most likely alternatives at each position, taken from the model's own
-    distribution, before temperature and filters.
+    distribution, before temperature and filters. `prompt_logprobs` does the same for the prompt's tokens, whose
+    prefix is then computed and not looked up.
     """
 
     max_tokens: int
@@ -42,6 +45,23 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling.
+
+    Attributes:
+        width: beams kept at each step; the request's n ≤ width best are returned, best first.
+        length_penalty: a finished beam's score is its sum of log-probabilities / (tokens generated)^this.
+        early_stopping: True ends with `width` finished beams; False ends when the best running beam could not
+            beat the worst finished one at its present length; None only when it could not at any length.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +76,8 @@ class GenerateRequest:
         salt: the tenant's secret root (or the public root); never chosen by the client.
         block_hashes: chained digests of the prompt's full blocks, concatenated, 16 bytes each.
         n: how many sequences to draw from the one prompt.
+        beam: search with beams; the n best come whole, at the end, in order.
+        priority: lower is served first; equal ones in order of arrival.
         tenant: name for metrics only; it decides nothing here.
     """
 
@@ -66,6 +88,8 @@ class GenerateRequest:
     block_hashes: bytes
     sampling: SamplingParams
     n: int = 1
+    beam: BeamParams | None = None
+    priority: int = 0
     tenant: str = "local"
 
 
@@ -88,6 +112,13 @@ class RequestStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of the prompt's tokens from the second on; once, before any token is emitted."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensEmitted:
     """New tokens of sequence `index` (0 … n−1). `logprobs` has one entry a token, or is None."""
 
@@ -98,10 +129,11 @@ class TokensEmitted:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinished:
-    """Sequence `index` ended; a stop token that ended it was not emitted."""
+    """Sequence `index` ended; a stop token that ended it was not emitted. `score` is a beam's, else None."""
 
     index: int
     reason: FinishReason
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +145,7 @@ class RequestFailed:
     param: str | None = None
 
 
-EngineEvent = RequestStarted | TokensEmitted | SequenceFinished | RequestFailed
+EngineEvent = RequestStarted | PromptScored | TokensEmitted | SequenceFinished | RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +184,53 @@ class ReplicaStats:
     steps_total: int
     digest: int
     index_connected: bool
+    # At PREDICTION_SCALES; empty where reuse is not measured.
+    predicted_hit_ratios: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     info: ReplicaInfo
     stats: ReplicaStats
+
+
+# Multiples of the pool at which hit ratios are predicted: those that are always said, and those of a whole curve.
+PREDICTION_SCALES = (0.5, 1.0, 2.0, 4.0)
+CURVE_SCALES = tuple(2.0 ** (quarter / 4) for quarter in range(-16, 9))
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseCurve:
+    """Block lookups of one root, or of all of them, and what least-recently-used pools of other sizes would have
+    answered.
+
+    Attributes:
+        root: as `kvstore.prefix_hash.root_hash` makes it; empty for all roots, and for those without a curve of
+            their own.
+        num_hits: what the pool as it is did answer.
+        hit_ratios: predicted, at CURVE_SCALES times the pool that all roots share.
+    """
+
+    root: bytes
+    num_lookups: int
+    num_hits: int
+    hit_ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseReport:
+    """How one replica's blocks were reused in the last `covered_s` seconds; one block in `weight` was followed."""
+
+    info: ReplicaInfo
+    covered_s: float
+    weight: int
+    overall: ReuseCurve
+    roots: tuple[ReuseCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLog:
+    """One replica's last prompts, thinned out and without hashes, for a replay elsewhere."""
+
+    info: ReplicaInfo
+    log: SampledLog

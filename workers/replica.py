@@ -16,10 +16,13 @@ from workers.protocol import (
     EngineEvent,
     GenerateRequest,
     ReplicaInfo,
+    ReplicaLog,
     ReplicaReport,
     RequestFailed,
+    ReuseReport,
     SequenceFinished,
 )
+from workers.reuse_report import replica_log, reuse_report
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,14 @@ class Replica:
     async def report(self) -> ReplicaReport:
         """Facts, gauges and counters of this epoch."""
         return self._engine.report()
+
+    async def reuse(self) -> ReuseReport:
+        """How blocks were reused of late, and what pools of other sizes would have made of it."""
+        return await asyncio.to_thread(reuse_report, self._engine.info, self._engine.reuse)
+
+    async def reuse_log(self) -> ReplicaLog:
+        """The last prompts, thinned out and without hashes."""
+        return await asyncio.to_thread(replica_log, self._engine.info, self._engine.reuse)
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """What `workers.tokenizer.Tokenizer.from_directory` reads, by file name."""

@@ -58,6 +58,47 @@ def sample(logits: Tensor, draws: SequenceOf[Draw]) -> list[SampledToken]:
     return sampled
 
 
+def likeliest(logits: Tensor, rows: SequenceOf[tuple[int, int]]) -> list[list[SampledToken]]:
+    """For beams: of each (row of `logits`, count) the likeliest tokens with their log-probabilities, best first."""
+    if not rows:
+        return []
+    index = torch.tensor([row for row, _ in rows], device=logits.device)
+    logprobs = logits[index].log_softmax(dim=-1)  # [num_rows, vocab_size]
+    is_valid = torch.isfinite(logprobs.amax(dim=-1)).tolist()
+    count = min(max(count for _, count in rows), logits.shape[-1])
+    values, ids = logprobs.topk(count)
+    return [
+        [
+            SampledToken(token_id, TokenLogprobs(value, ()), is_valid[i])
+            for token_id, value in zip(
+                ids[i, :wanted].tolist(), values[i, :wanted].tolist(), strict=True
+            )
+        ]
+        for i, (_, wanted) in enumerate(rows)
+    ]
+
+
+def score(
+    logits: Tensor, next_token_ids: SequenceOf[int], num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of given next tokens.
+
+    Args:
+        logits: float32 [num_positions, vocab_size].
+        next_token_ids: one a position.
+        num_top: how many of the likeliest tokens to name beside each.
+    """
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = logprobs.gather(1, torch.tensor(next_token_ids, device=logits.device)[:, None])[:, 0]
+    values, ids = logprobs.topk(min(num_top, logits.shape[-1]))
+    return tuple(
+        TokenLogprobs(logprob, tuple(zip(top_ids, top, strict=True)))
+        for logprob, top_ids, top in zip(
+            chosen.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    )
+
+
 def uniform(seed: int, index: int, position: int) -> float:
     """The random number in [0, 1) of one position of one sequence."""
     key = np.array([seed & 0xFFFFFFFFFFFFFFFF, index], dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""What runs next: continuous batching, chunked prefill, prefix reuse, forks, preemption by recompute.
+"""What runs next: continuous batching, chunked prefill, prefix reuse, forks, beams, preemption by recompute.
 
 Pure: events in (`add`, `abort`, `commit`), a `StepPlan` out; no tensors, clocks or threads. One caller, one
 thread. Between two calls every block is accounted for (`check_invariants`).
@@ -6,85 +6,70 @@ thread. Between two calls every block is accounted for (`check_invariants`).
     add → waiting ──plan──▶ running ──commit──▶ finished
               ▲                │
               └── preempt ─────┘   KV given up, tokens kept; mostly found again in the radix tree
+
+Both sides are sorted by (priority, arrival). The last one running is the one to be preempted, so the first one
+always gets on. Beams of one request are preempted together.
 """
 
-from array import array
-from collections import deque
-from dataclasses import dataclass, replace
+from bisect import insort
+from collections import defaultdict
+from operator import attrgetter
 
-from kvstore.block_pool import BlockPool
-from kvstore.block_table import BlockCopy, BlockTable
-from kvstore.prefix_hash import HASH_BYTES, root_hash, unpack_tokens
-from kvstore.radix_tree import RadixTree
+from kvstore.block_table import BlockTable
 from workers.admission import check_admissible
+from workers.beam_search import Offer
 from workers.errors import InvalidRequest, Overloaded
 from workers.options import SchedulerOptions
 from workers.protocol import (
     EngineEvent,
     FinishReason,
     GenerateRequest,
+    PromptScored,
+    ReplicaInfo,
     RequestFailed,
     RequestStarted,
     SequenceFinished,
+    TokenLogprobs,
     TokensEmitted,
 )
-from workers.sequence import Sequence, SequenceState
-from workers.step_plan import PlannedRow, SampledToken, StepPlan
+from workers.sequence import BeamGroup, Sequence, SequenceState, make_sequence
+from workers.sequence_memory import SequenceMemory, twin
+from workers.step_plan import (
+    PlannedRow,
+    RequestEvent,
+    RowResult,
+    SampledToken,
+    SchedulerCounters,
+    StepPlan,
+    planned_row,
+)
+from workers.waiting_room import WaitingRoom
 
-
-@dataclass(frozen=True, slots=True)
-class RequestEvent:
-    """An event and the request it belongs to."""
-
-    request_id: str
-    event: EngineEvent
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Since the engine began."""
-
-    requests_total: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generation_tokens_total: int = 0
-    preemptions_total: int = 0
-    steps_total: int = 0
+_LOGITS_BROKEN = RequestFailed("internal_error", "the model's logits are not finite")
+# How far behind the first waiting sequence one may overtake it while it waits for a sibling.
+_NUM_LOOK_AHEAD = 64
+_order = attrgetter("order")
 
 
 class Scheduler:
-    """Owns the sequences, their tables and the radix tree.
+    """Owns the sequences and their tables.
 
     Args:
         options: limits of a step.
-        pool: block ids; the tree's and the tables' references are all taken from it.
-        tree: known prefixes over the same pool.
-        fingerprint: of the model and KV scheme; part of every root.
-        replica_id, epoch: copied into `RequestStarted`.
+        memory: blocks, the tree over them, and what was measured of both.
+        info: who this replica is; its fingerprint is part of every root.
     """
 
     def __init__(
-        self,
-        options: SchedulerOptions,
-        pool: BlockPool,
-        tree: RadixTree,
-        *,
-        block_size: int,
-        fingerprint: str = "",
-        replica_id: str = "local",
-        epoch: str = "0",
+        self, options: SchedulerOptions, memory: SequenceMemory, info: ReplicaInfo
     ) -> None:
         self.options = options
-        self.pool = pool
-        self.tree = tree
+        self.memory = memory
         self.counters = SchedulerCounters()
-        self._block_size = block_size
-        self._fingerprint = fingerprint
-        self._replica_id = replica_id
-        self._epoch = epoch
-        self._waiting: deque[Sequence] = deque()
+        self._info = info
+        self._num_watermark_blocks = int(options.watermark * memory.pool.num_blocks)
+        self._waiting = WaitingRoom()
         self._running: list[Sequence] = []
-        self._copies: list[BlockCopy] = []
         self._events: list[RequestEvent] = []
         self._request_to_num_open: dict[str, int] = {}
 
@@ -98,47 +83,35 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running) or len(self._waiting) > 0
 
     def add(self, request: GenerateRequest, *, seed: int, eos_token_ids: frozenset[int]) -> None:
         """Put a request into the waiting room.
 
         Raises:
-            InvalidRequest: an empty prompt, a request id that is in use.
+            InvalidRequest: an empty prompt, a request id that is in use, a count out of range.
             ContextTooLong: it could not be served even alone.
             Overloaded: the waiting room is full.
         """
-        tokens = array("I", unpack_tokens(request.tokens))
         if self.is_open(request.request_id):
             raise InvalidRequest(f"request_id {request.request_id!r} is already in use")
-        check_admissible(request, self.options, self.pool.num_blocks * self._block_size)
+        check_admissible(request, self.options, self.memory.pool.num_blocks, self._info.block_size)
         if len(self._waiting) >= self.options.max_num_waiting:
             raise Overloaded(
                 f"{len(self._waiting)} requests are waiting already", retry_after_s=1.0
             )
-        sampling = request.sampling
-        stop_token_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stop_token_ids |= eos_token_ids
-        sequence = Sequence(
-            request_id=request.request_id,
-            index=0,
-            root=root_hash(self._fingerprint, request.salt),
-            tokens=tokens,
-            num_prompt_tokens=len(tokens),
-            sampling=sampling,
+        sequence = make_sequence(
+            request,
+            fingerprint=self._info.fingerprint,
+            block_size=self._info.block_size,
             seed=seed,
-            stop_token_ids=stop_token_ids,
-            table=BlockTable(self._block_size),
-            num_draws=request.n,
+            eos_token_ids=eos_token_ids,
+            arrival=self.counters.requests_total,
         )
-        num_hash_bytes = len(tokens) // self._block_size * HASH_BYTES
-        if request.fingerprint == self._fingerprint and len(request.block_hashes) == num_hash_bytes:
-            sequence.hashes = bytearray(request.block_hashes)
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
         self._request_to_num_open[request.request_id] = request.n
         self.counters.requests_total += 1
-        self.counters.prompt_tokens_total += len(tokens)
+        self.counters.prompt_tokens_total += sequence.num_prompt_tokens
 
     def is_open(self, request_id: str) -> bool:
         """Whether any of its sequences has still to end."""
@@ -149,9 +122,9 @@ class Scheduler:
         if self._request_to_num_open.pop(request_id, None) is None:
             return False
         for sequence in [s for s in self._running if s.request_id == request_id]:
-            self._retire(sequence)
+            self.memory.retire(sequence)
         self._running = [s for s in self._running if s.request_id != request_id]
-        self._waiting = deque(s for s in self._waiting if s.request_id != request_id)
+        self._waiting.remove_request(request_id)
         return True
 
     def fail(self, request_id: str, failure: RequestFailed) -> None:
@@ -164,156 +137,183 @@ class Scheduler:
         budget = self.options.max_num_batched_tokens
         rows: list[PlannedRow] = []
         num_preemptions_before = self.counters.preemptions_total
+        num_waiting_before = len(self._waiting)
         for sequence in list(self._running):
-            if budget == 0:
-                break
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted for an earlier one in this very loop
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if self._grow(sequence, sequence.num_computed_tokens + num_tokens):
-                rows.append(self._row(sequence, num_tokens))
-                budget -= num_tokens
+            if sequence.group is None:
+                budget -= self._plan_one(sequence, budget, rows)
+            elif sequence is sequence.group.leader:
+                budget -= self._plan_group(sequence.group, budget, rows)
+            if budget == 0:
+                break
         if self.counters.preemptions_total == num_preemptions_before:
             self._admit(rows, budget)
-        copies, self._copies = tuple(self._copies), []
+        if not rows and self._running and len(self._waiting) == num_waiting_before:
+            # Beams wait for siblings that find no room: the last ones in the row give theirs up.
+            self._preempt(self._running[-1])
         self.counters.steps_total += 1
-        return StepPlan(copies, tuple(rows))
+        return StepPlan(self.memory.drain_copies(), tuple(rows))
 
-    def _row(self, sequence: Sequence, num_tokens: int) -> PlannedRow:
-        is_complete = num_tokens == sequence.num_uncomputed_tokens
-        return PlannedRow(
-            sequence,
-            sequence.num_computed_tokens,
-            num_tokens,
-            sequence.num_draws if is_complete else 0,
-        )
+    def _plan_one(self, sequence: Sequence, budget: int, rows: list[PlannedRow]) -> int:
+        """How much of the budget it takes."""
+        num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        end = sequence.num_computed_tokens + num_tokens
+        if end > sequence.table.num_slots and not self._grow(sequence, end):
+            return 0
+        rows.append(planned_row(sequence, num_tokens))
+        return num_tokens
+
+    def _plan_group(self, group: BeamGroup, budget: int, rows: list[PlannedRow]) -> int:
+        """Plan the beams all at once, or bring up those that lag; how much of the budget that takes."""
+        can_step = group.is_level
+        running = [beam for beam in group.beams if beam.state is SequenceState.RUNNING]
+        if can_step and budget < len(running):
+            return 0
+        planned: list[PlannedRow] = []
+        num_left = budget
+        for beam in running:
+            # The last token waits until the whole group can take it.
+            num_wanted = beam.num_uncomputed_tokens - (0 if can_step else 1)
+            num_tokens = min(num_wanted, num_left)
+            if num_tokens == 0:
+                continue
+            if not self._grow(beam, beam.num_computed_tokens + num_tokens):
+                return 0
+            planned.append(planned_row(beam, num_tokens))
+            num_left -= num_tokens
+        rows += planned
+        return budget - num_left
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make the table hold `num_tokens`, preempting the youngest sequences if it must. False: it was itself one."""
-        num_blocks = sequence.table.num_blocks_to_hold(num_tokens)
-        while self.pool.num_available < num_blocks:
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is sequence:
+        """Make the table hold `num_tokens`, preempting from the end of the row.
+
+        False: the sequence itself had to go.
+        """
+        while not self.memory.can_hold(sequence, num_tokens):
+            self._preempt(self._running[-1])
+            if sequence.state is not SequenceState.RUNNING:
                 return False
-        self._allocate(sequence, num_blocks)
+        self.memory.grow(sequence, num_tokens)
         return True
 
-    def _allocate(self, sequence: Sequence, num_blocks: int) -> None:
-        if self.pool.num_free < num_blocks:
-            self.tree.evict(num_blocks - self.pool.num_free)
-        sequence.table.append(self.pool.allocate(num_blocks))
+    def _preempt(self, victim: Sequence) -> None:
+        for sequence in victim.unit:
+            if sequence.state is SequenceState.RUNNING:
+                self._running.remove(sequence)
+                self.memory.retire(sequence)
+                self._put_back(sequence)
+                self.counters.preemptions_total += 1
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._retire(sequence)
+    def _put_back(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
-        sequence.num_computed_tokens = 0
-        sequence.num_sealed_blocks = 0
-        sequence.num_preemptions += 1
-        self._waiting.appendleft(sequence)
-        self.counters.preemptions_total += 1
-
-    def _retire(self, sequence: Sequence) -> None:
-        """Give the blocks back; what was sealed stays in the tree, freshly used."""
-        # A copy that was planned into these blocks must not run once they belong to somebody else.
-        self._copies = [c for c in self._copies if c.target not in sequence.table.block_ids]
-        if self.options.enable_prefix_caching and sequence.num_sealed_blocks:
-            num_tokens = sequence.num_sealed_blocks * self._block_size
-            self.tree.match(sequence.root, sequence.packed(num_tokens), sequence.num_sealed_blocks)
-        sequence.table.release(self.pool)
-        sequence.state = SequenceState.FINISHED
+        self._waiting.add(sequence)
 
     def _admit(self, rows: list[PlannedRow], budget: int) -> None:
-        while self._waiting and budget > 0 and len(self._running) < self.options.max_num_seqs:
-            sequence = self._waiting[0]
-            self._take_prefix(sequence)
-            num_blocks = sequence.table.num_blocks_to_hold(sequence.num_tokens + 1)
-            if self._running and self.pool.num_available < num_blocks:
-                sequence.table.release(self.pool)
-                sequence.num_computed_tokens = sequence.num_sealed_blocks = 0
+        for sequence in self._waiting.first(_NUM_LOOK_AHEAD):
+            if budget == 0 or len(self._running) >= self.options.max_num_seqs:
                 return
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            num_blocks = sequence.table.num_blocks_to_hold(
-                sequence.num_computed_tokens + num_tokens
-            )
-            self._allocate(sequence, num_blocks)
-            self._waiting.popleft()
+            self.memory.take_prefix(sequence)
+            if self.memory.is_being_computed(sequence):
+                self.memory.give_back(sequence)
+                continue
+            if not self._has_room(sequence):
+                self.memory.give_back(sequence)
+                return
+            self._waiting.remove(sequence)
             self._start(sequence)
-            rows.append(self._row(sequence, num_tokens))
-            budget -= num_tokens
+            # A beam that comes back holds its last token until its group is level.
+            num_held = 0 if len(sequence.unit) == 1 else 1
+            num_tokens = min(sequence.num_uncomputed_tokens - num_held, budget)
+            self.memory.grow(sequence, sequence.num_computed_tokens + num_tokens)
+            if num_tokens:
+                rows.append(planned_row(sequence, num_tokens))
+                budget -= num_tokens
 
-    def _take_prefix(self, sequence: Sequence) -> None:
-        """Point the table at the longest known prefix, keeping the last token to be computed."""
-        if not self.options.enable_prefix_caching:
-            return
-        max_blocks = (sequence.num_tokens - 1) // self._block_size
-        found = self.tree.match(sequence.root, sequence.packed(sequence.num_tokens), max_blocks)
-        # Before anything is allocated: an eviction must not take the blocks just found.
-        self.pool.acquire(found.block_ids)
-        sequence.table.append(list(found.block_ids))
-        sequence.num_computed_tokens = len(found.block_ids) * self._block_size
-        sequence.num_sealed_blocks = len(found.block_ids)
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Room for all its tokens and the next one, and for the others to grow; alone it always has."""
+        if not self._running:
+            return True
+        is_rejoining = any(each.state is SequenceState.RUNNING for each in sequence.unit)
+        num_reserved = 0 if is_rejoining else self._num_watermark_blocks
+        return self.memory.can_hold(sequence, sequence.num_tokens + 1, num_reserved)
 
     def _start(self, sequence: Sequence) -> None:
-        sequence.state = SequenceState.RUNNING
-        self._running.append(sequence)
+        self.memory.take_partial(sequence)
+        self.memory.announce(sequence)
+        self._run(sequence)
         if sequence.has_started:
             return
         sequence.has_started = True
-        self.counters.cached_tokens_total += sequence.num_computed_tokens
-        started = RequestStarted(
-            self._replica_id, self._epoch, sequence.num_prompt_tokens, sequence.num_computed_tokens
+        self.memory.record_lookup(sequence)
+        num_cached_tokens = sequence.num_computed_tokens
+        self.counters.cached_tokens_total += num_cached_tokens
+        self._tell(
+            sequence,
+            RequestStarted(
+                self._info.replica_id,
+                self._info.epoch,
+                sequence.num_prompt_tokens,
+                num_cached_tokens,
+            ),
         )
-        self._events.append(RequestEvent(sequence.request_id, started))
 
-    def commit(self, plan: StepPlan, sampled: list[list[SampledToken]]) -> None:
-        """Take in what a step computed: `sampled[i]` has `plan.rows[i].num_draws` tokens."""
-        for row, tokens in zip(plan.rows, sampled, strict=True):
-            sequence = row.sequence
+    def _run(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.RUNNING
+        insort(self._running, sequence, key=_order)
+
+    def commit(self, plan: StepPlan, results: list[RowResult]) -> None:
+        """Take in what a step computed: `results[i]` has `plan.rows[i].num_draws` tokens."""
+        request_to_offers: defaultdict[str, dict[int, list[SampledToken]]] = defaultdict(dict)
+        request_to_group: dict[str, BeamGroup] = {}
+        for row, result in zip(plan.rows, results, strict=True):
+            sequence, tokens = row.sequence, result.tokens
             if sequence.state is not SequenceState.RUNNING:
-                continue  # aborted while the step ran
+                continue  # aborted while the step ran, or failed with a sibling in it
             sequence.num_computed_tokens = row.start + row.num_tokens
-            self._seal(sequence)
-            if any(not token.is_valid for token in tokens):
-                self.fail(
-                    sequence.request_id,
-                    RequestFailed("internal_error", "the model's logits are not finite"),
-                )
+            self.memory.seal(sequence)
+            if sequence.prompt_logprobs is not None:
+                self._score_prompt(sequence, sequence.prompt_logprobs, result)
+            if tokens and not tokens[0].is_valid:  # all of a row are from the same logits
+                self.fail(sequence.request_id, _LOGITS_BROKEN)
+            elif tokens and sequence.group is not None:
+                request_to_group[sequence.request_id] = sequence.group
+                request_to_offers[sequence.request_id][id(sequence)] = tokens
             elif tokens:
                 self._advance(sequence, tokens)
+        for request_id, group in request_to_group.items():
+            if self.is_open(request_id):
+                offered = request_to_offers[request_id]
+                self._advance_beams(group, [offered[id(beam)] for beam in group.beams])
         self._running = [s for s in self._running if s.state is SequenceState.RUNNING]
 
+    def _score_prompt(
+        self, sequence: Sequence, logprobs: list[TokenLogprobs], result: RowResult
+    ) -> None:
+        logprobs += result.prompt_logprobs
+        if sequence.num_computed_tokens >= sequence.num_prompt_tokens:
+            self._tell(sequence, PromptScored(tuple(logprobs)))
+            sequence.prompt_logprobs = None
+
     def _advance(self, sequence: Sequence, tokens: list[SampledToken]) -> None:
-        sequence.num_draws = 1
-        children = [self._fork(sequence, index) for index in range(1, len(tokens))]
-        for each, token in zip([sequence, *children], tokens, strict=True):
-            self._append(each, token)
+        children: list[Sequence] = []
+        if sequence.num_draws > 1:
+            sequence.num_draws = 1
+            children = [self._fork(sequence, index) for index in range(1, len(tokens))]
+        self._append(sequence, tokens[0])
+        for child, token in zip(children, tokens[1:], strict=True):
+            self._append(child, token)
 
     def _fork(self, parent: Sequence, index: int) -> Sequence:
-        """A sibling that shares every full block; its partial block is copied before the next step runs."""
-        child = replace(
-            parent,
-            index=index,
-            tokens=parent.tokens[:],
-            hashes=parent.hashes[:],
-            table=BlockTable(self._block_size),
-        )
-        has_partial_block = parent.num_computed_tokens % self._block_size > 0
-        if (has_partial_block and self.pool.num_available == 0) or len(
-            self._running
-        ) >= self.options.max_num_seqs:
-            child.state = SequenceState.WAITING
-            child.num_computed_tokens = child.num_sealed_blocks = 0
-            self._waiting.appendleft(child)
+        """A sibling that runs, or waits when there is no block or no place for it now."""
+        has_place = len(self._running) < self.options.max_num_seqs
+        child = self.memory.fork(parent, index) if has_place else None
+        if child is not None:
+            self._run(child)
             return child
-        if has_partial_block and self.pool.num_free == 0:
-            self.tree.evict(1)
-        fork = parent.table.fork(parent.num_computed_tokens, self.pool)
-        child.table = fork.table
-        if fork.copy is not None:
-            self._copies.append(fork.copy)
-        self._running.append(child)
+        child = twin(parent, index, BlockTable(self._info.block_size))
+        child.num_computed_tokens = child.num_sealed_blocks = 0
+        self._put_back(child)
         return child
 
     def _append(self, sequence: Sequence, token: SampledToken) -> None:
@@ -322,41 +322,62 @@ class Scheduler:
             sequence.tokens.append(token.token_id)
             self.counters.generation_tokens_total += 1
             logprobs = None if token.logprobs is None else (token.logprobs,)
-            emitted = TokensEmitted(sequence.index, (token.token_id,), logprobs)
-            self._events.append(RequestEvent(sequence.request_id, emitted))
+            self._tell(sequence, TokensEmitted(sequence.index, (token.token_id,), logprobs))
         if reason is not None:
-            self._finish(sequence, reason)
+            self._drop(sequence)
+            self._tell(sequence, SequenceFinished(sequence.index, reason))
+            self._close(sequence.request_id, 1)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _advance_beams(self, group: BeamGroup, offered: list[list[SampledToken]]) -> None:
+        offers = [
+            [Offer(t.token_id, t.logprobs.logprob) for t in tokens if t.logprobs is not None]
+            for tokens in offered
+        ]
+        beams = group.beams
+        survivors = group.search.advance([beam.output for beam in beams], offers)
+        if group.search.is_done:
+            self._finish_beams(group)
+            return
+        # Those without children first: their blocks may be needed for the forks.
+        for beam in group.childless(survivors):
+            self._drop(beam)
+        next_beams: list[Sequence] = []
+        for survivor in survivors:
+            beam = beams[survivor.parent]
+            if beam in next_beams:
+                beam = self._fork(beam, group.num_made)
+                group.num_made += 1
+            beam.num_draws = group.search.num_candidates
+            next_beams.append(beam)
+        group.beams = next_beams
+        for beam, survivor in zip(group.beams, survivors, strict=True):
+            beam.tokens.append(survivor.token_id)
+
+    def _finish_beams(self, group: BeamGroup) -> None:
+        first = group.beams[0]
+        num_results = self._request_to_num_open[first.request_id]
+        for index, result in enumerate(group.search.results(num_results)):
+            self.counters.generation_tokens_total += len(result.tokens)
+            reason = FinishReason.STOP if result.is_stopped else FinishReason.LENGTH
+            self._tell(first, TokensEmitted(index, result.tokens))
+            self._tell(first, SequenceFinished(index, reason, result.score))
+        for beam in group.beams:
+            self._drop(beam)
+        self._close(first.request_id, num_results)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """It is over for this sequence, wherever it stands. The row of running ones is swept after the commit."""
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
-        self._retire(sequence)
-        self._events.append(
-            RequestEvent(sequence.request_id, SequenceFinished(sequence.index, reason))
-        )
-        num_open = self._request_to_num_open[sequence.request_id] - 1
-        if num_open:
-            self._request_to_num_open[sequence.request_id] = num_open
-        else:
-            del self._request_to_num_open[sequence.request_id]
+        self.memory.retire(sequence)
 
-    def _seal(self, sequence: Sequence) -> None:
-        """Offer newly full blocks to the tree; where it knows them already, use its copy."""
-        num_full = sequence.num_computed_tokens // self._block_size
-        if num_full <= sequence.num_sealed_blocks:
-            return
-        hashes = sequence.hashes_of(num_full)
-        sequence.num_sealed_blocks = num_full
-        if not self.options.enable_prefix_caching:
-            return
-        duplicates = self.tree.insert(
-            sequence.root,
-            sequence.packed(num_full * self._block_size),
-            sequence.table.block_ids[:num_full],
-            hashes,
-        )
-        for duplicate in duplicates:
-            sequence.table.replace(duplicate.index, duplicate.block_id, self.pool)
+    def _close(self, request_id: str, num_sequences: int) -> None:
+        self._request_to_num_open[request_id] -= num_sequences
+        if self._request_to_num_open[request_id] == 0:
+            del self._request_to_num_open[request_id]
+
+    def _tell(self, sequence: Sequence, event: EngineEvent) -> None:
+        self._events.append(RequestEvent(sequence.request_id, event))
 
     def drain_events(self) -> list[RequestEvent]:
         """What the requests must be told, in order, since the last call."""
@@ -364,17 +385,11 @@ class Scheduler:
         return events
 
     def check_invariants(self) -> None:
-        self.pool.check_invariants()
-        self.tree.check_invariants()
-        counts = [0] * self.pool.num_blocks
-        for sequence in self._running:
-            assert sequence.state is SequenceState.RUNNING
-            assert sequence.table.num_blocks_to_hold(sequence.num_computed_tokens) == 0
-            for block_id in sequence.table.block_ids:
-                counts[block_id] += 1
+        self.memory.check_invariants(self._running)
+        assert self._running == sorted(self._running, key=_order)
+        assert all(s.state is SequenceState.RUNNING for s in self._running)
         for sequence in self._waiting:
             assert sequence.state is SequenceState.WAITING and not sequence.table.block_ids
-        for block_id, count in enumerate(counts):
-            assert count == self.pool.ref_count(block_id), f"block {block_id} leaks"
-        open_ids = {s.request_id for s in (*self._running, *self._waiting)}
-        assert open_ids == set(self._request_to_num_open)
+        everybody = [*self._running, *self._waiting]
+        assert {s.request_id for s in everybody} == set(self._request_to_num_open)
+        assert all(sequence in sequence.unit for sequence in everybody)

@@ -6,8 +6,9 @@ is there, `chat_template.jinja`.
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,6 +16,7 @@ import jinja2
 import tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from workers.content_guard import ContentGuard
 from workers.errors import InvalidRequest
 
 # Its annotations say less than it does: it returns the texts and, beside them, token ranges.
@@ -25,6 +27,10 @@ _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so text that still ends in U+FFFD after more tokens never heals.
 _MAX_HELD_TOKENS = 8
 _PROMPT_TAIL_TOKENS = 6
+# What a turn marker looks like: a name between signs, as [INST]. Added words or runs of spaces are none.
+_MARKER = re.compile(r"[^\w\s].*\w.*[^\w\s]")
+# A short chat, to see which tokens a template itself writes.
+_PROBE = tuple({"role": role, "content": "x"} for role in ("user", "assistant", "user"))
 
 
 class Detokenizer(Protocol):
@@ -106,8 +112,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: the text holds a lone surrogate, which no encoding of Unicode can carry.
         """
-        if not _is_encodable(text):
-            raise InvalidRequest("the text holds a lone surrogate and is not valid Unicode")
+        _check_encodable(text)
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -137,17 +142,48 @@ class Tokenizer:
         tail = [i for i in prompt_token_ids[-_PROMPT_TAIL_TOKENS:] if i not in self._special_ids]
         return _WindowDetokenizer(self, self._special_ids, tail)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, allow_special_tokens: bool = False
+    ) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
         The template runs in Jinja's sandbox.
 
         Args:
             messages: each with `role` and `content`.
+            allow_special_tokens: let control tokens act that are written out in `messages`; else they are
+                plain text there.
 
         Raises:
-            InvalidRequest: the model has no chat template, or the template refuses these messages.
+            InvalidRequest: the model has no chat template, the template refuses these messages, or they hold
+                a lone surrogate.
         """
+        if allow_special_tokens:
+            return self.encode(self._render(messages), add_special_tokens=False)
+        guard = self._content_guard
+        marked = [{key: guard.mark(text) for key, text in m.items()} for m in messages]
+        text = self._render(marked)
+        # The guards have a tokenizer of their own; most chats need none.
+        if all(dict(m) == own for m, own in zip(messages, marked, strict=True)):
+            return self.encode(text, add_special_tokens=False)
+        _check_encodable(text)
+        return guard.encode(text)
+
+    @cached_property
+    def _content_guard(self) -> ContentGuard:
+        try:
+            written = self._render(_PROBE)
+        except InvalidRequest:  # an exacting template; its special tokens are known all the same
+            written = ""
+        # Some models mark turns by added tokens that are not declared special.
+        control_tokens = [
+            token.content
+            for token in self._backend.get_added_tokens_decoder().values()
+            if token.special or (token.content in written and _MARKER.fullmatch(token.content))
+        ]
+        return ContentGuard(self._backend, control_tokens)
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         if self._chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template: use completions", param="messages"
@@ -163,7 +199,7 @@ class Tokenizer:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return self.encode(texts[0], add_special_tokens=False)
+        return texts[0]
 
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
@@ -226,12 +262,11 @@ class _WindowDetokenizer:
         return new
 
 
-def _is_encodable(text: str) -> bool:
+def _check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise InvalidRequest("the text holds a lone surrogate and is not valid Unicode") from None
 
 
 def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.cli.cache import cache_app
 from cluster.cli.config import config_app
 from cluster.cli.demo import demo
 from cluster.cli.doctor import doctor
@@ -44,6 +45,7 @@ app.command()(serve)
 app.command()(demo)
 app.command()(status)
 app.command()(doctor)
+app.add_typer(cache_app, name="cache")
 app.add_typer(config_app, name="config")
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import time
 
 from fastapi import FastAPI
 
+from router.http_api.cache import make_cache_router
 from router.http_api.endpoints import make_generation_router, make_tokenizer_router
 from router.http_api.errors import install_error_handlers
 from router.http_api.middleware import BodyLimit, LocalOnly, RequestId
@@ -24,6 +25,7 @@ def create_app(service: InferenceService, *, adds_request_id_header: bool = True
     app.include_router(make_models_router(service, int(time.time())))
     app.include_router(make_tokenizer_router(service))
     app.include_router(make_system_router(service))
+    app.include_router(make_cache_router(service))
     install_error_handlers(app, service.metrics.count_error)
     # The last one added is the outermost: a 413 has its request id too.
     app.add_middleware(BodyLimit, max_body_bytes=service.options.max_body_bytes)

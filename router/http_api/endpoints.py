@@ -8,7 +8,7 @@ from router.http_api.schemas import ChatBody, CompletionBody, DetokenizeBody, To
 from router.http_api.shapes import ChatShape, CompletionShape, Json
 from router.http_api.unsupported import refuse_unsupported_chat, refuse_unsupported_completion
 from router.inference import InferenceService
-from router.requests import InferenceRequest, TextPrompt, TokensPrompt
+from router.requests import TextPrompt, TokensPrompt
 from router.validation import check_token_ids
 
 
@@ -21,14 +21,9 @@ def make_generation_router(service: InferenceService) -> APIRouter:
         tenant = authenticate(service, request)
         refuse_unsupported_chat(body)
         shape = ChatShape(has_logprobs=bool(body.logprobs))
-        reply = make_reply(service, body, request, shape, 1)
-        work = InferenceRequest(
-            model=body.model,
-            prompt=body.to_prompt(service.options.max_messages),
-            sampling=body.to_sampling(),
-            n=reply.n,
-            stop=body.stop_strings,
-        )
+        reply = make_reply(service, body, request, tenant, shape, 1)
+        prompt = body.to_prompt(service.options.max_messages)
+        work = body.to_request(prompt, body.to_sampling())
         return await respond(service, request, [work], tenant, reply, is_stream=body.wants_stream)
 
     @router.post("/v1/completions", response_model=None)
@@ -38,19 +33,10 @@ def make_generation_router(service: InferenceService) -> APIRouter:
         prompts = body.to_prompts(service.options.max_prompts)
         echoes = [_text_of(service, prompt) for prompt in prompts] if body.echo else []
         shape = CompletionShape(has_logprobs=body.logprobs is not None, echoes=echoes)
-        reply = make_reply(service, body, request, shape, len(prompts))
+        reply = make_reply(service, body, request, tenant, shape, len(prompts))
         sampling = body.to_sampling()
-        work = [
-            InferenceRequest(
-                model=body.model,
-                prompt=prompt,
-                sampling=sampling,
-                n=reply.n,
-                stop=body.stop_strings,
-                default_max_tokens=service.options.default_completion_max_tokens,
-            )
-            for prompt in prompts
-        ]
+        default_max_tokens = service.options.default_completion_max_tokens
+        work = [body.to_request(prompt, sampling, default_max_tokens) for prompt in prompts]
         return await respond(service, request, work, tenant, reply, is_stream=body.wants_stream)
 
     return router

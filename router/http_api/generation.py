@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from router.fan_in import Tagged, fan_in
 from router.http_api.disconnect import until_disconnect
 from router.http_api.schemas import GenerationBody
+from router.http_api.service_tier import served_tier
 from router.http_api.shapes import Json, Shape, WholeChoice
 from router.http_api.sse import EventStream
 from router.http_api.usage import usage_body
@@ -45,6 +46,7 @@ class Reply:
     num_prompts: int
     shows_usage: bool
     shows_usage_always: bool
+    service_tier: str | None
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ def make_reply(
     service: InferenceService,
     body: GenerationBody,
     request: Request,
+    tenant: Tenant,
     shape: Shape,
     num_prompts: int,
 ) -> Reply:
@@ -88,10 +91,11 @@ def make_reply(
         request_id=shape.id_prefix + request.state.request_id,
         created=int(time.time()),
         model=service.resolve_model(body.model),
-        n=1 if body.n is None else body.n,
+        n=body.num_choices,
         num_prompts=num_prompts,
         shows_usage=shows_usage,
         shows_usage_always=bool(shows_usage and options and options.continuous_usage_stats),
+        service_tier=served_tier(body.service_tier, tenant.min_priority),
     )
 
 
@@ -195,10 +199,12 @@ def _choices_of(tagged: Tagged, reply: Reply) -> Iterator[Json]:
 
 
 def _envelope(reply: Reply, object_name: str, progress: _Progress) -> Json:
+    tier = {} if reply.service_tier is None else {"service_tier": reply.service_tier}
     return {
         "id": reply.request_id,
         "object": object_name,
         "created": reply.created,
         "model": reply.model,
         "system_fingerprint": progress.fingerprint,
+        **tier,
     }

@@ -9,9 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from router.http_api.service_tier import ServiceTier, priority_of
 from router.requests import (
+    BeamFields,
     ChatMessage,
     ChatPrompt,
+    InferenceRequest,
     Prompt,
     SamplingFields,
     TextPrompt,
@@ -59,6 +62,12 @@ class GenerationBody(Body):
 
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    priority: int | None = None
+    service_tier: ServiceTier | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -85,6 +94,47 @@ class GenerationBody(Body):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    def to_request(
+        self, prompt: Prompt, sampling: SamplingFields, default_max_tokens: int | None = None
+    ) -> InferenceRequest:
+        """Raises InvalidRequest when fields contradict each other."""
+        request = InferenceRequest(
+            model=self.model,
+            prompt=prompt,
+            sampling=sampling,
+            n=self.num_choices,
+            best_of=self.best_of,
+            beam=self._beam_fields(),
+            stop=self.stop_strings,
+            priority=priority_of(self.priority, self.service_tier),
+            default_max_tokens=default_max_tokens,
+        )
+        if request.is_ranked and self.wants_stream:
+            raise InvalidRequest(
+                f"best_of {self.best_of} with stream is not supported: which are the best is known "
+                "only at the end",
+                param="best_of",
+            )
+        return request
+
+    def _beam_fields(self) -> BeamFields | None:
+        if not self.use_beam_search:
+            for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+                value = getattr(self, name)
+                if value is not None and value != neutral:
+                    raise InvalidRequest(
+                        f"{name} {shown(value)} needs use_beam_search to be true", param=name
+                    )
+            return None
+        return BeamFields(
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+            early_stopping=None if self.early_stopping == "never" else bool(self.early_stopping),
+        )
 
     def sampling_fields(
         self,

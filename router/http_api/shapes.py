@@ -122,4 +122,5 @@ class CompletionShape:
 def _ending(finished: Finished | None) -> Json:
     if finished is None:
         return {"finish_reason": None}
-    return {"finish_reason": finished.reason.value, "stop_reason": finished.stop}
+    score = {} if finished.score is None else {"score": finished.score}
+    return {"finish_reason": finished.reason.value, "stop_reason": finished.stop, **score}

@@ -9,7 +9,6 @@ from workers.errors import InvalidRequest
 
 # Field → the values that ask for nothing, which are let through.
 _COMMON: Mapping[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
     "structured_outputs": (),
     "prompt_logprobs": (),
     "allowed_token_ids": ([],),
@@ -42,7 +41,6 @@ _CHAT: Mapping[str, tuple[Any, ...]] = {
 _COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_COMMON,
     "suffix": ("",),
-    "best_of": (1,),
     "response_format": ({"type": "text"},),
     "prompt_embeds": (),
 }

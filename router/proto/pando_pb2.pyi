@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """As EARLY_STOPPING_FALSE."""
+    EARLY_STOPPING_FALSE: _EarlyStopping.ValueType  # 1
+    """When the best running beam could not beat the worst finished one at its present length."""
+    EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 2
+    """At once."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When it could not at any length."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a search ends that has as many finished beams as it keeps."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""As EARLY_STOPPING_FALSE."""
+EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 1
+"""When the best running beam could not beat the worst finished one at its present length."""
+EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 2
+"""At once."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When it could not at any length."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -109,19 +137,36 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    BEST_OF_FIELD_NUMBER: _builtins.int
+    BEAM_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: whichever model is served."""
     text: _builtins.str
     n: _builtins.int
-    """Number of sequences to draw; 1 unless given."""
+    """Number of sequences to return; 1 unless given."""
+    best_of: _builtins.int
+    """How many sequences to draw, of which the n with the highest mean log-probability are returned, all at the
+    end; with beam, how many beams to keep. n unless given.
+    """
+    priority: _builtins.int
+    """-1000 to 1000, lower is served first; 0 unless given. What is below the tenant's limit counts as the limit."""
     @_builtins.property
     def messages(self) -> Global___ChatMessages: ...
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
-    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ends a sequence. Beams are searched without regard to it and cut when they are whole."""
+
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def beam(self) -> Global___Beam:
+        """Beam search instead of sampling: each sequence comes whole, at the end, best first. Temperature must be 0
+        or absent; other fields that change what is likely, and logprobs, are refused.
+        """
+
     def __init__(
         self,
         *,
@@ -132,21 +177,57 @@ class GenerateRequest(_message.Message):
         n: _builtins.int | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         sampling: Global___Sampling | None = ...,
+        best_of: _builtins.int | None = ...,
+        beam: Global___Beam | None = ...,
+        priority: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "messages", b"messages", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_n", b"_n", "_priority", b"_priority", "beam", b"beam", "best_of", b"best_of", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "messages", b"messages", "model", b"model", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_n", b"_n", "_priority", b"_priority", "beam", b"beam", "best_of", b"best_of", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
+    _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "messages", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Beam(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    length_penalty: _builtins.float
+    """A finished beam's score is its sum of log-probabilities / (tokens generated)^this. 1 unless given."""
+    early_stopping: Global___EarlyStopping.ValueType
+    def __init__(
+        self,
+        *,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+
+Global___Beam: _TypeAlias = Beam  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -427,23 +508,32 @@ class Finished(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     reason: Global___FinishReason.ValueType
     stop: _builtins.str
     """The stop string that ended the sequence, when one did."""
+    score: _builtins.float
+    """The beam's, with beam search."""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         reason: Global___FinishReason.ValueType = ...,
         stop: _builtins.str | None = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop", b"_stop", "score", b"score", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "index", b"index", "reason", b"reason", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop", b"_stop", "index", b"index", "reason", b"reason", "score", b"score", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
     _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
     _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop) -> _WhichOneofReturnType__stop | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015

@@ -51,7 +51,7 @@ def test_another_tenant_gets_nothing_and_the_first_still_hits(cluster: Cluster) 
     _, _, num_cached_other, _ = ask(cluster, messages, "globex")
     _, _, num_cached_again, _ = ask(cluster, messages, "acme")
     assert num_cached_other == 0
-    assert num_cached_again == (num_prompt - 1) // BLOCK * BLOCK
+    assert (num_prompt - 1) // BLOCK * BLOCK <= num_cached_again < num_prompt
 
 
 def test_a_salt_or_tenant_in_the_body_changes_nothing(cluster: Cluster) -> None:

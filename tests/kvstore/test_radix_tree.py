@@ -1,12 +1,18 @@
 """The tree against a plain model: a set of (root, prefix) pairs, one for each sealed block."""
 
-from hypothesis import settings
+from collections.abc import Sequence
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.block_pool import BlockPool
-from kvstore.prefix_hash import chain, digest_of, pack_tokens, root_hash, split_hashes
-from kvstore.radix_tree import Change, ChangeKind, RadixTree
+from kvstore.eviction.hit_density import HitDensityPolicy
+from kvstore.eviction.policy import EvictionPolicy
+from kvstore.eviction.ranked import LfuPolicy, LruPolicy, SlruPolicy
+from kvstore.eviction.s3_fifo import S3FifoPolicy
+from kvstore.prefix_hash import chain, digest_of, pack_tokens, root_hash
+from kvstore.radix_tree import Change, ChangeKind, PartialBlock, RadixTree
 
 BLOCK = 2
 ROOTS = [root_hash("model", b"a"), root_hash("model", b"b")]
@@ -18,13 +24,22 @@ def full(tokens: list[int]) -> list[int]:
     return tokens[: len(tokens) // BLOCK * BLOCK]
 
 
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
 class TreeMachine(RuleBasedStateMachine):
     """Sequences are inserted and held, released, matched and evicted at random."""
+
+    @staticmethod
+    def new_policy() -> EvictionPolicy:
+        return LruPolicy()
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(24)
-        self.tree = RadixTree(self.pool, BLOCK)
+        self.tree = RadixTree(self.pool, BLOCK, self.new_policy())
         self.known: dict[
             tuple[bytes, tuple[int, ...]], int
         ] = {}  # path of whole blocks → its last block
@@ -61,15 +76,38 @@ class TreeMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
-    @rule(root=st.sampled_from(ROOTS), tokens=paths, limit=st.integers(0, 6))
-    def match(self, root: bytes, tokens: list[int], limit: int) -> None:
-        found = self.tree.match(root, pack_tokens(tokens), limit).block_ids
+    @rule(
+        root=st.sampled_from(ROOTS), tokens=paths, limit=st.integers(0, 13), is_taken=st.booleans()
+    )
+    def match(self, root: bytes, tokens: list[int], limit: int, is_taken: bool) -> None:
+        match = self.tree.match(root, pack_tokens(tokens), limit)
+        wanted = tokens[:limit]
         expected = []
-        for head in self.heads(root, full(tokens))[:limit]:
+        for head in self.heads(root, full(wanted)):
             if head not in self.known:
                 break
             expected.append(self.known[head])
-        assert list(found) == expected
+        assert list(match.block_ids) == expected
+        self.check_partial(root, wanted, len(expected) * BLOCK, match.partial)
+        if is_taken and match.partial is not None:
+            self.tree.use_partial(match.partial)
+
+    def check_partial(
+        self, root: bytes, wanted: list[int], num_matched: int, partial: PartialBlock | None
+    ) -> None:
+        """Against every block that is known to follow the matched head."""
+        num_tokens_to_blocks: dict[int, set[int]] = {}
+        for (other_root, path), block_id in self.known.items():
+            is_next = len(path) == num_matched + BLOCK
+            if other_root == root and is_next and list(path[:num_matched]) == wanted[:num_matched]:
+                num_shared = shared(path[num_matched:], wanted[num_matched:])
+                num_tokens_to_blocks.setdefault(num_shared, set()).add(block_id)
+        best = max(num_tokens_to_blocks, default=0)
+        if best == 0:
+            assert partial is None
+        else:
+            assert partial is not None and partial.num_tokens == best
+            assert partial.block_id in num_tokens_to_blocks[best]
 
     @rule(n=st.integers(0, 10))
     def evict(self, n: int) -> None:
@@ -108,8 +146,44 @@ class TreeMachine(RuleBasedStateMachine):
             self.indexed = set()
 
 
-TreeMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class LfuMachine(TreeMachine):
+    @staticmethod
+    def new_policy() -> EvictionPolicy:
+        return LfuPolicy(num_remembered_blocks=8)
+
+
+class SlruMachine(TreeMachine):
+    @staticmethod
+    def new_policy() -> EvictionPolicy:
+        return SlruPolicy(protected_share=0.5)
+
+
+class S3FifoMachine(TreeMachine):
+    @staticmethod
+    def new_policy() -> EvictionPolicy:
+        return S3FifoPolicy(small_share=0.3, num_uses_to_promote=1)
+
+
+class HitDensityMachine(TreeMachine):
+    @staticmethod
+    def new_policy() -> EvictionPolicy:
+        return HitDensityPolicy(num_samples=3, ghost_factor=0.5, min_ghosts=4)
+
+
 TestTree = TreeMachine.TestCase
+TestTreeWithLfu = LfuMachine.TestCase
+TestTreeWithSlru = SlruMachine.TestCase
+TestTreeWithS3Fifo = S3FifoMachine.TestCase
+TestTreeWithHitDensity = HitDensityMachine.TestCase
+for case in (
+    TestTree,
+    TestTreeWithLfu,
+    TestTreeWithSlru,
+    TestTreeWithS3Fifo,
+    TestTreeWithHitDensity,
+):
+    case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+del case  # or it would be collected once more
 
 
 def build(num_blocks: int, *paths: list[int]) -> tuple[BlockPool, RadixTree]:
@@ -158,9 +232,39 @@ def test_one_tenant_never_matches_another() -> None:
     assert tree.match(ROOTS[1], pack_tokens([1, 1, 2, 2]), 8).block_ids == ()
 
 
-def test_stale_heap_entries_stay_bounded() -> None:
-    _, tree = build(4, [1, 1])
-    for _ in range(5000):
-        tree.match(ROOTS[0], pack_tokens([1, 1]), 8)
-    assert len(tree._leaf_heap) < 200
-    assert tree.digest == digest_of(split_hashes(chain(ROOTS[0], pack_tokens([1, 1]), BLOCK)))
+# Bytes of one id may order differently from the ids themselves; both ends of the range are in here.
+wide_tokens = st.sampled_from([0, 1, 2, 255, 256, 257, 65_536, 2**31, 2**32 - 1])
+
+
+@given(
+    blocks=st.lists(st.lists(wide_tokens, min_size=4, max_size=4), max_size=20),
+    wanted=st.lists(wide_tokens, max_size=6),
+    limit=st.integers(0, 6),
+)
+def test_partial_match_is_the_best_of_all_children(
+    blocks: list[list[int]], wanted: list[int], limit: int
+) -> None:
+    pool = BlockPool(max(len(blocks), 1))
+    tree = RadixTree(pool, 4)
+    for block in blocks:
+        packed = pack_tokens(block)
+        tree.insert(ROOTS[0], packed, pool.allocate(1), chain(ROOTS[0], packed, 4))
+    match = tree.match(ROOTS[0], pack_tokens(wanted), limit)
+    if wanted[: min(limit, 4)] in blocks and limit >= 4 and len(wanted) >= 4:
+        assert len(match.block_ids) == 1
+        return
+    assert match.block_ids == ()
+    best = max((shared(block, wanted[:limit]) for block in blocks), default=0)
+    assert (0 if match.partial is None else match.partial.num_tokens) == best
+
+
+def test_a_partial_block_is_fresh_only_when_it_was_used() -> None:
+    for is_used in (False, True):
+        _, tree = build(8, [1, 1, 2, 2, 3, 3], [9, 9])
+        match = tree.match(ROOTS[0], pack_tokens([1, 1, 2, 7]), 4)
+        assert match.partial is not None and match.partial.num_tokens == 1
+        if is_used:
+            tree.use_partial(match.partial)
+        tree.evict(2)
+        num_left = len(tree.match(ROOTS[0], pack_tokens([1, 1, 2, 2]), 4).block_ids)
+        assert num_left == (2 if is_used else 1)

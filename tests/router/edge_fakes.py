@@ -17,6 +17,7 @@ from router.options import GatewayOptions, TenancyOptions
 from router.tenancy import Tenants
 from workers.errors import PandoError, Unavailable
 from workers.protocol import (
+    BeamParams,
     EngineEvent,
     FinishReason,
     GenerateRequest,
@@ -62,8 +63,13 @@ def toy_tokenizer() -> Tokenizer:
 
 
 def toy_reply(request: GenerateRequest, index: int) -> list[int]:
-    """What the toy model says: printable characters that depend on the prompt, and on the seed if sampled."""
+    """What the toy model says: printable characters that depend on the prompt, and on the seed if sampled.
+
+    Of beams no two are alike.
+    """
     seed = request.tokens
+    if request.beam is not None:
+        seed += repr(index).encode()
     if request.sampling.temperature > 0:
         own = request.sampling.seed
         seed += repr((random.random() if own is None else own, index)).encode()
@@ -81,7 +87,8 @@ class FakeBackend:
     """Replicas without a model: real events, a real prefix cache over block hashes, and a real EOS.
 
     Attributes:
-        reply: the tokens that sequence `index` would say before its EOS.
+        reply: the tokens that sequence or beam `index` would say before its EOS.
+        token_logprob: the log-probability of a token, wherever it stands.
         chunk: how many tokens come in one batch of events.
         delay_s: how long each batch takes.
         fail_after: raise or send `failure` after this many batches.
@@ -89,6 +96,7 @@ class FakeBackend:
     """
 
     reply: Callable[[GenerateRequest, int], list[int]] = toy_reply
+    token_logprob: Callable[[int], float] = lambda _: math.log(0.5)
     chunk: int = 3
     delay_s: float = 0.0
     fail_after: int | None = None
@@ -121,7 +129,8 @@ class FakeBackend:
                     assert isinstance(self.failure, PandoError)
                     yield (RequestFailed(self.failure.code, self.failure.message),)
                 is_complete = i == len(batches) - 1
-                yield batch
+                if batch:
+                    yield batch
         finally:
             self.num_open -= 1
             self.num_completed += is_complete
@@ -180,6 +189,8 @@ class FakeBackend:
 
     def _batches(self, request: GenerateRequest) -> list[tuple[EngineEvent, ...]]:
         """Sequences take turns, `chunk` tokens at a time; a sequence's end comes with its last tokens."""
+        if request.beam is not None:
+            return self._beam_batches(request, request.beam)
         outputs = [self._output(request, i) for i in range(request.n)]
         longest = max(len(tokens) for tokens, _ in outputs)
         batches: list[tuple[EngineEvent, ...]] = []
@@ -188,11 +199,29 @@ class FakeBackend:
             for index, (tokens, reason) in enumerate(outputs):
                 piece = tuple(tokens[start : start + self.chunk])
                 if piece:
-                    events.append(TokensEmitted(index, piece, _logprobs(piece, request)))
+                    events.append(TokensEmitted(index, piece, self._logprobs(piece, request)))
                 if start <= max(len(tokens) - 1, 0) < start + self.chunk:
                     events.append(SequenceFinished(index, reason))
             batches.append(tuple(events))
         return batches
+
+    def _beam_batches(
+        self, request: GenerateRequest, beam: BeamParams
+    ) -> list[tuple[EngineEvent, ...]]:
+        """As long as the longest beam runs nothing is heard; then the n best of `width` come, best first."""
+        outputs = [self._output(request, i) for i in range(beam.width)]
+        scored = [(self._score(tokens, beam), tokens, reason) for tokens, reason in outputs]
+        scored.sort(key=lambda entry: -entry[0])
+        events: list[EngineEvent] = []
+        for index, (score, tokens, reason) in enumerate(scored[: request.n]):
+            if tokens:
+                events.append(TokensEmitted(index, tuple(tokens)))
+            events.append(SequenceFinished(index, reason, score))
+        num_steps = max(len(tokens) for tokens, _ in outputs) // self.chunk
+        return [*([()] * num_steps), tuple(events)]
+
+    def _score(self, tokens: list[int], beam: BeamParams) -> float:
+        return sum(map(self.token_logprob, tokens)) / max(len(tokens), 1) ** beam.length_penalty
 
     def _output(self, request: GenerateRequest, index: int) -> tuple[list[int], FinishReason]:
         sampling = request.sampling
@@ -205,20 +234,24 @@ class FakeBackend:
             return tokens[: sampling.max_tokens], FinishReason.LENGTH
         return tokens, FinishReason.STOP
 
-
-def _logprobs(tokens: Sequence[int], request: GenerateRequest) -> tuple[TokenLogprobs, ...] | None:
-    """A distribution that halves from each likeliest token to the next, the chosen one first."""
-    count = request.sampling.logprobs
-    if count is None:
-        return None
-    vocab_size = toy_tokenizer().vocab_size
-    return tuple(
-        TokenLogprobs(
-            math.log(0.5),
-            tuple(((token_id + k) % vocab_size, math.log(0.5 ** (k + 1))) for k in range(count)),
+    def _logprobs(
+        self, tokens: Sequence[int], request: GenerateRequest
+    ) -> tuple[TokenLogprobs, ...] | None:
+        """The others halve from each likeliest token to the next, the chosen one first."""
+        count = request.sampling.logprobs
+        if count is None:
+            return None
+        vocab_size = toy_tokenizer().vocab_size
+        return tuple(
+            TokenLogprobs(
+                self.token_logprob(token_id),
+                tuple(
+                    ((token_id + k) % vocab_size, self.token_logprob(token_id) * (k + 1))
+                    for k in range(count)
+                ),
+            )
+            for token_id in tokens
         )
-        for token_id in tokens
-    )
 
 
 def make_service(

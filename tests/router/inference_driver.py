@@ -10,6 +10,7 @@ from edge_fakes import FakeBackend, make_service, toy_tokenizer
 from router.inference import InferenceService
 from router.options import GatewayOptions
 from router.requests import (
+    BeamFields,
     Delta,
     Finished,
     InferenceRequest,
@@ -42,6 +43,9 @@ def ask(
     prompt: str | Prompt = "hello",
     *,
     n: int = 1,
+    best_of: int | None = None,
+    beam: BeamFields | None = None,
+    priority: int = 0,
     stop: tuple[str, ...] = (),
     model: str | None = None,
     timeout_s: float | None = None,
@@ -52,6 +56,9 @@ def ask(
         prompt=TextPrompt(prompt) if isinstance(prompt, str) else prompt,
         sampling=SamplingFields(**sampling),  # type: ignore[arg-type]
         n=n,
+        best_of=best_of,
+        beam=beam,
+        priority=priority,
         stop=stop,
         timeout_s=timeout_s,
     )

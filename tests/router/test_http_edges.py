@@ -59,8 +59,6 @@ def assert_nested(response: httpx.Response, status: int, param: str | None = Non
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": 1, "echo": True}, "logprobs"),
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
-        ({"use_beam_search": True}, "use_beam_search"),
         ({"guided_json": {}}, None),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"model": 5}, "model"),

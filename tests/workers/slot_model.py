@@ -8,14 +8,17 @@ from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
 from kvstore.prefix_hash import chain, pack_tokens, root_hash
+from workers.beam_search import BeamSearch, FinishedBeam, Offer
 from workers.protocol import (
+    BeamParams,
     EngineEvent,
     GenerateRequest,
     ReplicaInfo,
     SamplingParams,
+    TokenLogprobs,
     TokensEmitted,
 )
-from workers.step_plan import SampledToken, StepPlan
+from workers.step_plan import PlannedRow, RowResult, SampledToken, StepPlan
 
 VOCAB = 50
 EMPTY = -1
@@ -33,6 +36,31 @@ def expected_output(prompt: SequenceOf[int], num_tokens: int, index: int = 0) ->
     return tokens[len(prompt) :]
 
 
+def offers(context: SequenceOf[int], count: int) -> list[Offer]:
+    """What a beam with this context could go on with, likeliest first."""
+    digest = blake2b(repr(list(context)).encode(), digest_size=2 * VOCAB // 2).digest()
+    logprobs = [-1.0 - digest[t % len(digest)] / 16 - t * 1e-4 for t in range(VOCAB)]
+    ranked = sorted(range(VOCAB), key=lambda t: -logprobs[t])
+    return [Offer(t, logprobs[t]) for t in ranked[:count]]
+
+
+def expected_beams(
+    prompt: SequenceOf[int],
+    params: BeamParams,
+    max_tokens: int,
+    n: int,
+    stops: frozenset[int] = frozenset(),
+) -> list[FinishedBeam]:
+    """The search over whole contexts, without blocks."""
+    search = BeamSearch(params, stops, max_tokens)
+    outputs: list[list[int]] = [[]]
+    while not search.is_done:
+        rows = [offers([*prompt, *output], search.num_candidates) for output in outputs]
+        survivors = search.advance(outputs, rows)
+        outputs = [[*outputs[s.parent], s.token_id] for s in survivors]
+    return search.results(n)
+
+
 class SlotRunner:
     """Runs plans over a pool of token ids; every slot is EMPTY until written."""
 
@@ -42,7 +70,7 @@ class SlotRunner:
         self.num_copies = 0
         self.num_computed_tokens = 0
 
-    def run(self, plan: StepPlan) -> list[list[SampledToken]]:
+    def run(self, plan: StepPlan) -> list[RowResult]:
         size = self.block_size
         for copy in plan.copies:
             source = self.slots[copy.source * size : (copy.source + 1) * size]
@@ -56,15 +84,17 @@ class SlotRunner:
                 written.add(slot)
                 self.slots[slot] = row.sequence.tokens[position]
                 self.num_computed_tokens += 1
-        return [self._draw(row) for row in plan.rows]
+        return [RowResult(self._draw(row)) for row in plan.rows]
 
-    def _draw(self, row: "object") -> list[SampledToken]:
-        sequence, end = row.sequence, row.start + row.num_tokens  # type: ignore[attr-defined]
+    def _draw(self, row: PlannedRow) -> list[SampledToken]:
+        sequence, end = row.sequence, row.start + row.num_tokens
         context = [self.slots[sequence.table.slot(p)] for p in range(end)]
-        return [
-            SampledToken(next_token(context, sequence.index + k))
-            for k in range(row.num_draws)  # type: ignore[attr-defined]
-        ]
+        if row.is_beam:
+            return [
+                SampledToken(offer.token_id, TokenLogprobs(offer.logprob, ()))
+                for offer in offers(context, row.num_draws)
+            ]
+        return [SampledToken(next_token(context, sequence.index + k)) for k in range(row.num_draws)]
 
 
 def make_info(num_blocks: int, block_size: int, max_model_len: int = 4096) -> ReplicaInfo:
@@ -83,6 +113,8 @@ def make_request(
     n: int = 1,
     salt: bytes = b"t",
     block_size: int = 4,
+    beam: BeamParams | None = None,
+    priority: int = 0,
     **sampling: object,
 ) -> GenerateRequest:
     tokens = pack_tokens(prompt)
@@ -94,6 +126,8 @@ def make_request(
         block_hashes=chain(root_hash("f", salt), tokens, block_size),
         sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0, **sampling),  # type: ignore[arg-type]
         n=n,
+        beam=beam,
+        priority=priority,
     )
 
 

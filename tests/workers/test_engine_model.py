@@ -97,7 +97,8 @@ def test_answers_are_sensible_and_the_second_time_cached(
     again = run(engine, prompt, sampling)
     assert text_of(tokenizer, again) == answer
     started = next(e for e in again if isinstance(e, RequestStarted))
-    assert started.num_cached_tokens == (len(prompt) - 1) // 16 * 16
+    # Whole blocks, and of the one in which the prompt ends as much as a full block of the first run holds.
+    assert (len(prompt) - 1) // 16 * 16 <= started.num_cached_tokens < len(prompt)
 
 
 def test_a_seed_repeats_its_whole_set_of_samples(engine: Engine, tokenizer: Tokenizer) -> None:

@@ -1,14 +1,32 @@
 """The scheduler driven step by step over a fake model whose output depends on every slot it reads."""
 
+from dataclasses import dataclass
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from slot_model import SlotRunner, expected_output, make_info, make_request, next_token, outputs_of
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from slot_model import (
+    SlotRunner,
+    expected_beams,
+    expected_output,
+    make_info,
+    make_request,
+    next_token,
+    outputs_of,
+)
 
 from workers.engine import Engine
-from workers.options import SchedulerOptions
+from workers.options import POLICIES, SchedulerOptions
 from workers.protocol import (
+    BeamParams,
     EngineEvent,
     FinishReason,
     RequestFailed,
@@ -23,7 +41,7 @@ BLOCK = 4
 class Bench:
     """One engine without its thread, and everything each request was told."""
 
-    def __init__(self, num_blocks: int = 64, **options: int | bool) -> None:
+    def __init__(self, num_blocks: int = 64, **options: int | bool | str) -> None:
         self.runner = SlotRunner(num_blocks, BLOCK)
         info = make_info(num_blocks, BLOCK, options.get("max_model_len", 4096))
         self.engine = Engine(self.runner, info, SchedulerOptions(**options), frozenset({49}))  # type: ignore[arg-type]
@@ -65,14 +83,15 @@ def test_output_does_not_depend_on_the_chunk(length: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 16])
-def test_a_second_time_all_full_blocks_but_the_last_token_are_reused(length: int) -> None:
+def test_a_second_time_all_that_was_sealed_but_the_last_token_is_reused(length: int) -> None:
     bench = Bench()
     prompt = [i % 7 for i in range(length)]
     for name in ("a", "b"):
         bench.submit(name, prompt, 5)
         bench.run()
     assert bench.started("a").num_cached_tokens == 0
-    assert bench.started("b").num_cached_tokens == (length - 1) // BLOCK * BLOCK
+    num_sealed = (length + 4) // BLOCK * BLOCK  # the last token drawn was never computed
+    assert bench.started("b").num_cached_tokens == min(length - 1, num_sealed)
     assert outputs_of(bench.events["a"]) == outputs_of(bench.events["b"])
 
 
@@ -93,7 +112,7 @@ def test_another_salt_shares_nothing() -> None:
     for name, salt in (("a", b"x"), ("b", b"y"), ("c", b"x")):
         bench.submit(name, list(range(20)), 2, salt=salt)
         bench.run()
-    assert [bench.started(n).num_cached_tokens for n in "abc"] == [0, 0, 16]
+    assert [bench.started(n).num_cached_tokens for n in "abc"] == [0, 0, 19]
 
 
 def test_prefix_caching_can_be_switched_off() -> None:
@@ -124,7 +143,7 @@ def test_after_the_first_token_siblings_share_the_full_block_and_own_their_tail(
     bench.engine.step()
     one, two = (s.table.block_ids for s in bench.engine._scheduler._running)
     assert one[0] == two[0] and one[1] != two[1]
-    pool = bench.engine._scheduler.pool
+    pool = bench.engine._scheduler.memory.pool
     assert [pool.ref_count(b) for b in (one[0], one[1], two[1])] == [2, 1, 1]
 
 
@@ -173,6 +192,89 @@ def test_what_can_never_run_is_refused(
     assert isinstance(failure, RequestFailed)
     assert failure.code == code and words in failure.message
     assert bench.pool == (0, 8)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("length", [1, 4, 7, 17])
+def test_beams_are_those_of_the_unpaged_search(length: int, width: int) -> None:
+    bench = Bench()
+    prompt = [i % 7 for i in range(length)]
+    beam = BeamParams(width)
+    bench.submit("a", prompt, 9, n=width, beam=beam)
+    bench.run()
+    expected = expected_beams(prompt, beam, 9, width)
+    assert outputs_of(bench.events["a"], width) == [list(b.tokens) for b in expected]
+    assert [e.score for e in bench.finish("a")] == pytest.approx([b.score for b in expected])
+    # One prompt, and at each of the 8 later steps at most one copy for a beam that another one branched off.
+    assert bench.runner.num_computed_tokens <= length + 8 * width
+    assert bench.runner.num_copies <= 8 * width
+    assert bench.pool == (0, 64)
+
+
+def test_beams_are_preempted_together_and_come_back_the_same() -> None:
+    bench = Bench(num_blocks=13, max_num_batched_tokens=16)
+    beam = BeamParams(3)
+    bench.submit("plain", [9, 9, 9, 9, 9], 40)
+    for _ in range(16):
+        bench.engine.step()
+    bench.submit("beams", [1, 2, 3, 4, 5, 6], 12, n=3, beam=beam)
+    bench.run()
+    assert bench.engine.report().stats.preemptions_total >= 3
+    expected = expected_beams([1, 2, 3, 4, 5, 6], beam, 12, 3)
+    assert outputs_of(bench.events["beams"], 3) == [list(b.tokens) for b in expected]
+    assert outputs_of(bench.events["plain"]) == [expected_output([9] * 5, 40)]
+
+
+def test_too_many_beams_for_the_pool_are_refused() -> None:
+    bench = Bench(num_blocks=8)
+    bench.submit("a", [1] * 8, 16, n=4, beam=BeamParams(4))
+    bench.run()
+    (failure,) = bench.events["a"]
+    assert isinstance(failure, RequestFailed)
+    assert "4 beams of 8 + 16 tokens take 18 blocks" in failure.message
+
+
+def test_siblings_wait_for_the_first_to_fill_the_cache() -> None:
+    bench = Bench(max_num_batched_tokens=8)
+    prompts = {f"r{i}": [*range(24), i] for i in range(6)}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt, 3)
+    bench.run()
+    assert bench.runner.num_computed_tokens <= 25 + 5 * 1 + 6 * 2
+    for name, prompt in prompts.items():
+        assert outputs_of(bench.events[name]) == [expected_output(prompt, 3)]
+
+
+def test_a_lower_priority_number_is_served_first() -> None:
+    bench = Bench(max_num_seqs=1)
+    for name, priority in (("late", 5), ("mid", 0), ("first", -5)):
+        bench.submit(name, [1, 2, 3], 4, priority=priority)
+    finished: list[str] = []
+    while bench.engine.step():
+        finished += [n for n in bench.events if bench.finish(n) and n not in finished]
+    finished += [n for n in bench.events if n not in finished]
+    assert finished == ["first", "mid", "late"]
+
+
+def test_a_known_head_of_a_block_is_copied_not_computed() -> None:
+    bench = Bench()
+    bench.submit("a", [1, 2, 3, 4, 5, 6, 7, 8], 1)
+    bench.run()
+    computed = bench.runner.num_computed_tokens
+    bench.submit("b", [1, 2, 3, 4, 5, 6, 9, 9], 1)
+    bench.run()
+    assert bench.started("b").num_cached_tokens == 6
+    assert bench.runner.num_computed_tokens - computed == 2
+    assert bench.runner.num_copies == 1
+    assert outputs_of(bench.events["b"]) == [expected_output([1, 2, 3, 4, 5, 6, 9, 9], 1)]
+
+
+def test_short_heads_are_computed_when_told_so() -> None:
+    bench = Bench(min_partial_tokens=3)
+    for name, tail in (("a", [5, 6, 7, 8]), ("b", [5, 6, 9, 9]), ("c", [5, 6, 7, 9])):
+        bench.submit(name, [1, 2, 3, 4, *tail], 1)
+        bench.run()
+    assert [bench.started(n).num_cached_tokens for n in "abc"] == [0, 4, 7]
 
 
 def test_a_request_id_in_use_is_refused_and_the_first_goes_on() -> None:
@@ -239,7 +341,7 @@ def test_clearing_the_cache_while_a_sequence_runs() -> None:
     bench.submit("a", list(range(9)), 12)
     for _ in range(4):
         bench.engine.step()
-    bench.engine._scheduler.tree.clear()
+    bench.engine._scheduler.memory.tree.clear()
     bench.run()
     assert outputs_of(bench.events["a"]) == [expected_output(list(range(9)), 12)]
     bench.submit("b", list(range(9)), 1)
@@ -247,25 +349,65 @@ def test_clearing_the_cache_while_a_sequence_runs() -> None:
     assert bench.started("b").num_cached_tokens == 8
 
 
+@dataclass
+class Expected:
+    """What a request must be told: the tokens of each of its sequences, and of beams the scores."""
+
+    outputs: list[list[int]]
+    scores: list[float] | None = None
+
+
 class EngineMachine(RuleBasedStateMachine):
-    """Random requests with shared prefixes, forks and cancels over a pool that is far too small."""
+    """Random requests with shared prefixes, forks, beams, priorities and cancels over a pool far too small."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench(num_blocks=9, max_num_batched_tokens=7, max_num_seqs=5)
-        self.expected: dict[str, list[list[int]]] = {}
+        self.expected: dict[str, Expected] = {}
         self.cancelled: set[str] = set()
+
+    @initialize(eviction=st.sampled_from(POLICIES))
+    def begin(self, eviction: str) -> None:
+        self.bench = Bench(
+            num_blocks=10, max_num_batched_tokens=7, max_num_seqs=5, eviction=eviction
+        )
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14),
         max_tokens=st.integers(1, 14),
         n=st.integers(1, 3),
         salt=st.sampled_from([b"x", b"y"]),
+        priority=st.integers(-1, 1),
     )
-    def submit(self, prompt: list[int], max_tokens: int, n: int, salt: bytes) -> None:
+    def submit(
+        self, prompt: list[int], max_tokens: int, n: int, salt: bytes, priority: int
+    ) -> None:
         name = f"r{len(self.expected)}"
-        self.expected[name] = [expected_output(prompt, max_tokens, k) for k in range(n)]
-        self.bench.submit(name, prompt, max_tokens, n=n, salt=salt)
+        outputs = [expected_output(prompt, max_tokens, k) for k in range(n)]
+        self.expected[name] = Expected(outputs)
+        self.bench.submit(name, prompt, max_tokens, n=n, salt=salt, priority=priority)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        max_tokens=st.integers(1, 6),
+        width=st.integers(1, 3),
+        early_stopping=st.sampled_from([True, False, None]),
+        stops=st.frozensets(st.integers(0, 49), max_size=2),
+    )
+    def submit_beams(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        width: int,
+        early_stopping: bool | None,
+        stops: frozenset[int],
+    ) -> None:
+        name = f"r{len(self.expected)}"
+        beam = BeamParams(width, 1.0, early_stopping)
+        results = expected_beams(prompt, beam, max_tokens, width, stops)
+        self.expected[name] = Expected(
+            [list(r.tokens) for r in results], [r.score for r in results]
+        )
+        self.bench.submit(name, prompt, max_tokens, n=width, beam=beam, stop_token_ids=tuple(stops))
 
     @rule(num_steps=st.integers(1, 6))
     def steps(self, num_steps: int) -> None:
@@ -280,26 +422,47 @@ class EngineMachine(RuleBasedStateMachine):
         self.cancelled.add(name)
         self.bench.engine.cancel(name)
 
+    @rule()
+    def clear(self) -> None:
+        self.bench.engine._scheduler.memory.tree.clear()
+
     @invariant()
     def nothing_wrong_was_said(self) -> None:
-        for name, outputs in self.expected.items():
-            for got, want in zip(
-                outputs_of(self.bench.events[name], len(outputs)), outputs, strict=True
-            ):
+        for name, expected in self.expected.items():
+            told = outputs_of(self.bench.events[name], len(expected.outputs))
+            for got, want in zip(told, expected.outputs, strict=True):
                 assert got == want[: len(got)]
 
     def teardown(self) -> None:
         self.bench.run()
         self.bench.engine.check_invariants()
-        assert self.bench.pool == (0, 9)
-        for name, outputs in self.expected.items():
-            if name not in self.cancelled:
-                assert outputs_of(self.bench.events[name], len(outputs)) == outputs
-                assert len(self.bench.finish(name)) == len(outputs)
+        assert self.bench.pool == (0, 10)
+        for name, expected in self.expected.items():
+            if name in self.cancelled:
+                continue
+            told = self.bench.events[name]
+            assert outputs_of(told, len(expected.outputs)) == expected.outputs
+            assert len(self.bench.finish(name)) == len(expected.outputs)
+            if expected.scores is not None:
+                assert [e.score for e in self.bench.finish(name)] == pytest.approx(expected.scores)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+# 350 runs of up to 60 operations: twenty thousand of them.
+EngineMachine.TestCase.settings = settings(max_examples=350, stateful_step_count=60)
 TestEngineMachine = EngineMachine.TestCase
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_million_operations() -> None:
+    marathon = settings(
+        max_examples=17_000,
+        stateful_step_count=60,
+        phases=[Phase.generate],
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(EngineMachine, settings=marathon)
 
 
 @settings(max_examples=25, deadline=None)

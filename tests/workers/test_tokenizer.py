@@ -155,7 +155,8 @@ def test_chat_equals_transformers(tmp_path: Path) -> None:
         {"role": "user", "content": "你好 <s> the cat"},
     ]
     expected = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert ours.render_chat(messages) == expected
+    assert ours.render_chat(messages, allow_special_tokens=True) == expected
+    assert ours.render_chat(messages) != expected
     assert (ours.bos_token_id, ours.eos_token_id) == (oracle.bos_token_id, oracle.eos_token_id)
     assert ours.vocab_size == len(oracle)
     assert ours.encode("the cat") == oracle.encode("the cat")

@@ -1,0 +1,1 @@
+"""What KV memory costs and saves."""

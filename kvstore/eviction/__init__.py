@@ -1,0 +1,1 @@
+"""Which cached blocks are forgotten first: one contract, and the policies behind it."""
