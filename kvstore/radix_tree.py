@@ -15,57 +15,21 @@ Only leaves lose blocks, tail first, so what a replica holds of a chain is alway
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
 from kvstore.block_pool import BlockPool
 from kvstore.eviction.policy import EvictionPolicy
 from kvstore.eviction.quotas import Quotas
 from kvstore.eviction.ranked import LruPolicy
 from kvstore.prefix_hash import HASH_BYTES, TOKEN_BYTES, digest_of, split_hashes
+from kvstore.radix_messages import (
+    Change,
+    ChangeKind,
+    Duplicate,
+    Insertion,
+    PartialBlock,
+    PrefixMatch,
+)
 from kvstore.radix_node import RadixNode, nearest_child, walk
-
-
-class ChangeKind(StrEnum):
-    SEALED = "sealed"
-    EVICTED = "evicted"
-    CLEARED = "cleared"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What the prefix index must learn; `hashes` is empty for CLEARED."""
-
-    kind: ChangeKind
-    hashes: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PartialBlock:
-    """A known block whose first `num_tokens` tokens (at least 1, less than asked for in all) go on where
-    the whole blocks end. To be copied, never shared: what follows in it is another text's."""
-
-    block_id: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The longest known prefix: whole blocks, first block first, and what goes on inside the next one.
-
-    No reference was taken.
-    """
-
-    block_ids: tuple[int, ...]
-    partial: PartialBlock | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """Position `index` of the inserted path was known already, in another block."""
-
-    index: int
-    block_id: int
 
 
 class RadixTree:
@@ -154,21 +118,45 @@ class RadixTree:
         self._offered = None
         self._touch(self._split(node, 1), is_reuse=True)
 
-    def insert(
-        self, root: bytes, tokens: bytes, block_ids: list[int], hashes: bytes
-    ) -> list[Duplicate]:
+    def insert(self, root: bytes, tokens: bytes, block_ids: list[int], hashes: bytes) -> Insertion:
         """Offer a sealed path: `len(block_ids)` whole blocks of packed `tokens` with their chained hashes.
 
         Every block must be in use. Where the tree knew a position already, its own block stays and the
         caller's is reported, so that the caller can share the tree's and give its own back.
         """
+        self._tick += 1
+        top = self._roots.get(root)
+        if top is None:
+            group = b"" if self._quotas is None else root
+            top = self._roots[root] = RadixNode(None, group, hashes=bytearray(root))
+        return self._offer(top, tokens, block_ids, hashes)
+
+    def extend(
+        self, end: RadixNode, last_block_id: int, tokens: bytes, block_ids: list[int], hashes: bytes
+    ) -> Insertion | None:
+        """As `insert`, for what goes on where an earlier path of the caller ended; costs the new blocks alone.
+
+        Args:
+            end: of that path's `Insertion`.
+            last_block_id: the path's last block, still in use.
+
+        Returns:
+            None: the path ends elsewhere by now (its edge was cut or grew); insert it whole.
+        """
+        if not end.block_ids or end.block_ids[-1] != last_block_id:
+            return None
+        self._tick += 1
+        node: RadixNode | None = end
+        while node is not None and node.parent is not None:
+            self._touch(node, is_reuse=False)
+            node = node.parent
+        return self._offer(end, tokens, block_ids, hashes)
+
+    def _offer(
+        self, node: RadixNode, tokens: bytes, block_ids: list[int], hashes: bytes
+    ) -> Insertion:
         assert len(tokens) == len(block_ids) * self._block_bytes
         assert len(hashes) == len(block_ids) * HASH_BYTES
-        self._tick += 1
-        node = self._roots.get(root)
-        if node is None:
-            group = b"" if self._quotas is None else root
-            node = self._roots[root] = RadixNode(None, group, hashes=bytearray(root))
         known = 0
         duplicates: list[Duplicate] = []
         for step in walk(node, tokens, self._block_bytes):
@@ -181,13 +169,13 @@ class RadixTree:
             self._touch(child, is_reuse=False)
             node = child
         if known < len(block_ids):
-            self._append(
+            node = self._append(
                 node,
                 tokens[known * self._block_bytes :],
                 block_ids[known:],
                 hashes[known * HASH_BYTES :],
             )
-        return duplicates
+        return Insertion(duplicates, node)
 
     def evict(self, num_blocks: int) -> int:
         """Turn up to `num_blocks` idle blocks into free ones; the policy says which.
@@ -226,6 +214,7 @@ class RadixTree:
         for node in self._nodes():
             for block_id in node.block_ids:
                 self._pool.uncache(block_id)
+            node.block_ids = []  # nobody extends a path of before
         self._roots.clear()
         self._offered = None
         self._group_to_num_blocks.clear()
@@ -239,7 +228,9 @@ class RadixTree:
         changes, self._changes = self._changes, []
         return changes
 
-    def _append(self, node: RadixNode, tokens: bytes, block_ids: list[int], hashes: bytes) -> None:
+    def _append(
+        self, node: RadixNode, tokens: bytes, block_ids: list[int], hashes: bytes
+    ) -> RadixNode:
         """Put a new run of blocks under `node`, or several where the policy knows a past of the first ones."""
         sealed = split_hashes(hashes)
         for block_id in block_ids:
@@ -259,6 +250,7 @@ class RadixTree:
                 is_recalled=start < num_remembered,
             )
             start = end
+        return node
 
     def _append_run(
         self,

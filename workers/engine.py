@@ -15,7 +15,8 @@ from typing import Protocol
 
 from kvstore.block_pool import BlockPool
 from kvstore.eviction.choice import policy_named
-from kvstore.radix_tree import Change, ChangeKind, RadixTree
+from kvstore.radix_messages import Change, ChangeKind
+from kvstore.radix_tree import RadixTree
 from kvstore.reuse.meter import ReuseMeter
 from workers.errors import PandoError
 from workers.options import SchedulerOptions

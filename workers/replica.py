@@ -1,6 +1,7 @@
 """The replica: one engine as a Ray Serve deployment. Async on the outside, one step loop inside."""
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -58,6 +59,7 @@ class Replica:
             replica_id=serve.get_replica_context().replica_id.unique_id,
             make_index=self._make_publisher,
         )
+        _collect_seldom()
         self._engine = built.engine
         self._model_dir = built.model_dir
         self._engine.start()
@@ -132,6 +134,17 @@ class Replica:
             engine.close()
         if self._publisher is not None:
             self._publisher.close()
+
+
+def _collect_seldom() -> None:
+    """Keep the garbage collector's full passes out of the step loop.
+
+    A full pass visits every node of the radix tree: 0.3 s at 100,000 nodes, in the middle of some step. The tree
+    makes no garbage in cycles, so passes over young objects are enough for as long as a replica lives.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 1_000)
 
 
 def _call_soon(

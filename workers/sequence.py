@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from kvstore.block_table import BlockTable
 from kvstore.prefix_hash import HASH_BYTES, TOKEN_BYTES, extend, root_hash, unpack_tokens
-from kvstore.radix_tree import PartialBlock
+from kvstore.radix_messages import PartialBlock
+from kvstore.radix_node import RadixNode
 from workers.beam_search import BeamSearch, Survivor
 from workers.protocol import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
 
@@ -67,6 +68,7 @@ class Sequence:
         hashes: chained hashes of the full blocks, concatenated, as far as they are known.
         num_announced_blocks: blocks up to this one were announced to `PendingPrefixes`.
         prompt_logprobs: those of the prompt's tokens computed so far, until they were told; None when not wanted.
+        path_end: where in the radix tree its sealed blocks end, as far as that is known.
         partial: the head of a known block that goes on where the table ends, until it is copied.
     """
 
@@ -88,6 +90,7 @@ class Sequence:
     num_sealed_blocks: int = 0
     num_announced_blocks: int = 0
     partial: PartialBlock | None = None
+    path_end: RadixNode | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     has_looked_up: bool = False
     has_started: bool = False
@@ -118,25 +121,20 @@ class Sequence:
         """The sequences that can only be preempted together: a group's beams, or this one alone."""
         return [self] if self.group is None else self.group.beams
 
-    def packed(self, num_tokens: int) -> bytes:
-        """The first `num_tokens` tokens, packed."""
-        return self.tokens[:num_tokens].tobytes()
+    def packed(self, first: int, end: int) -> bytes:
+        """Tokens first … end−1, packed."""
+        return self.tokens[first:end].tobytes()
 
-    def hashes_of(self, num_blocks: int) -> bytes:
-        """Chained hashes of the first `num_blocks` full blocks, extending the chain where it is short."""
+    def hashes_of(self, first: int, end: int) -> bytes:
+        """Chained hashes of full blocks first … end−1, concatenated; the chain is extended where it is short."""
         block_size = self.table.block_size
         known = len(self.hashes) // HASH_BYTES
-        for i in range(known, num_blocks):
+        for i in range(known, end):
             parent = bytes(self.hashes[-HASH_BYTES:]) or self.root
             block = self.tokens[i * block_size : (i + 1) * block_size].tobytes()
             assert len(block) == block_size * TOKEN_BYTES
             self.hashes += extend(parent, block)
-        return bytes(self.hashes[: num_blocks * HASH_BYTES])
-
-    def block_hashes(self, first: int, end: int) -> list[bytes]:
-        """The hashes of blocks first … end−1, one by one."""
-        hashes = self.hashes_of(end)
-        return [hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in range(first, end)]
+        return bytes(self.hashes[first * HASH_BYTES : end * HASH_BYTES])
 
     def finish_reason(self, token_id: int, max_model_len: int) -> FinishReason | None:
         """Whether drawing `token_id` next ends the sequence (the token not yet appended)."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockCopy, BlockTable
-from kvstore.prefix_hash import HASH_BYTES
+from kvstore.prefix_hash import HASH_BYTES, split_hashes
+from kvstore.radix_messages import Insertion
 from kvstore.radix_tree import RadixTree
 from kvstore.reuse.meter import ReuseMeter
 from workers.options import SchedulerOptions
@@ -49,7 +50,7 @@ class SequenceMemory:
         num_tokens = sequence.num_tokens
         found = self.tree.match(
             sequence.root,
-            sequence.packed(num_tokens),
+            sequence.packed(0, num_tokens),
             num_tokens - 1,
             is_reuse=not sequence.has_looked_up,  # asking again is no second use
         )
@@ -74,7 +75,7 @@ class SequenceMemory:
             return False
         if num_known >= (sequence.num_tokens - 1) // sequence.table.block_size:
             return False
-        return sequence.block_hashes(num_known, num_known + 1)[0] in self._pending
+        return sequence.hashes_of(num_known, num_known + 1) in self._pending
 
     def take_partial(self, sequence: Sequence) -> None:
         """Copy the known head of the block that comes next, when there is one worth it.
@@ -99,7 +100,7 @@ class SequenceMemory:
             return
         num_lookups = (sequence.num_tokens - 1) // sequence.table.block_size
         self.meter.record(
-            sequence.root, sequence.hashes_of(num_lookups), sequence.num_sealed_blocks
+            sequence.root, sequence.hashes_of(0, num_lookups), sequence.num_sealed_blocks
         )
 
     def announce(self, sequence: Sequence) -> None:
@@ -108,7 +109,9 @@ class SequenceMemory:
             return
         sequence.num_announced_blocks = sequence.num_tokens // sequence.table.block_size
         self._pending.announce(
-            sequence.block_hashes(sequence.num_sealed_blocks, sequence.num_announced_blocks)
+            split_hashes(
+                sequence.hashes_of(sequence.num_sealed_blocks, sequence.num_announced_blocks)
+            )
         )
 
     def can_hold(self, sequence: Sequence, num_tokens: int, num_reserved_blocks: int = 0) -> bool:
@@ -132,15 +135,32 @@ class SequenceMemory:
         if num_full <= sequence.num_sealed_blocks or not self._options.enable_prefix_caching:
             return
         self._settle(sequence, num_full)
+        first = sequence.num_sealed_blocks
+        insertion = self._extend(sequence, first, num_full) if first else None
+        if insertion is None:
+            first = 0
+            insertion = self.tree.insert(sequence.root, *self._sealed(sequence, 0, num_full))
         sequence.num_sealed_blocks = num_full
-        duplicates = self.tree.insert(
-            sequence.root,
-            sequence.packed(num_full * sequence.table.block_size),
-            sequence.table.block_ids[:num_full],
-            sequence.hashes_of(num_full),
+        sequence.path_end = insertion.end
+        for duplicate in insertion.duplicates:
+            sequence.table.replace(first + duplicate.index, duplicate.block_id, self.pool)
+
+    def _extend(self, sequence: Sequence, first: int, end: int) -> Insertion | None:
+        if sequence.path_end is None:
+            return None
+        last_block_id = sequence.table.block_ids[first - 1]
+        return self.tree.extend(
+            sequence.path_end, last_block_id, *self._sealed(sequence, first, end)
         )
-        for duplicate in duplicates:
-            sequence.table.replace(duplicate.index, duplicate.block_id, self.pool)
+
+    def _sealed(self, sequence: Sequence, first: int, end: int) -> tuple[bytes, list[int], bytes]:
+        """Tokens, blocks and hashes of blocks first … end−1."""
+        block_size = sequence.table.block_size
+        return (
+            sequence.packed(first * block_size, end * block_size),
+            sequence.table.block_ids[first:end],
+            sequence.hashes_of(first, end),
+        )
 
     def fork(self, parent: Sequence, index: int) -> Sequence | None:
         """A sibling that shares every full block; its partial block is copied before the next step runs.
@@ -164,12 +184,15 @@ class SequenceMemory:
             self._copies = [copy for copy in self._copies if copy.target not in own]
         if sequence.num_sealed_blocks:
             num_tokens = sequence.num_sealed_blocks * sequence.table.block_size
-            self.tree.match(sequence.root, sequence.packed(num_tokens), num_tokens, is_reuse=False)
-            self.meter.store(sequence.hashes_of(sequence.num_sealed_blocks))
+            self.tree.match(
+                sequence.root, sequence.packed(0, num_tokens), num_tokens, is_reuse=False
+            )
+            self.meter.store(sequence.hashes_of(0, sequence.num_sealed_blocks))
         self._settle(sequence, sequence.num_announced_blocks)
         sequence.num_announced_blocks = 0
         sequence.table.release(self.pool)
         sequence.num_computed_tokens = sequence.num_sealed_blocks = 0
+        sequence.path_end = None
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs = []
         sequence.state = SequenceState.FINISHED
@@ -178,7 +201,7 @@ class SequenceMemory:
         """What was announced of blocks num_sealed_blocks … num_blocks−1 is there now, or will not come."""
         end = min(num_blocks, sequence.num_announced_blocks)
         if sequence.num_sealed_blocks < end:
-            self._pending.settle(sequence.block_hashes(sequence.num_sealed_blocks, end))
+            self._pending.settle(split_hashes(sequence.hashes_of(sequence.num_sealed_blocks, end)))
 
     def check_invariants(self, running: list[Sequence]) -> None:
         """Conservation, references = owners, announcements = what the running ones still owe."""

@@ -85,18 +85,18 @@ def measure(
 ) -> StepCost:
     """Steps of `num_sequences` that only decode, over a tree of `num_nodes` idle one-block nodes.
 
-    Contexts differ by up to 16 blocks' fractions, so that every step has some blocks to seal.
+    Contexts differ in length by up to two blocks, so that every step has some blocks to seal.
     """
     gc.collect()  # what earlier measurements left must not be part of this one's pauses
     random = np.random.default_rng(_SEED)
-    num_steps_all = _NUM_WARM_UP_STEPS + num_steps
+    num_tokens = _NUM_WARM_UP_STEPS + num_steps
     prompts = [
         random_tokens(random, num_context_tokens + int(extra))
         for extra in random.integers(0, 2 * BLOCK_SIZE, size=num_sequences)
     ]
-    num_new = num_sequences * (num_steps_all // BLOCK_SIZE + 2)
     num_live = sum(len(prompt) // BLOCK_SIZE + 1 for prompt in prompts)
-    num_blocks = num_nodes + num_live + (0 if is_full else num_new + num_sequences)
+    num_spare = 0 if is_full else num_sequences * (num_tokens // BLOCK_SIZE + 3)
+    num_blocks = num_nodes + num_live + num_spare
     options = SchedulerOptions(
         max_num_seqs=num_sequences,
         max_num_batched_tokens=1 << 16,
@@ -105,44 +105,60 @@ def measure(
         watermark=0.0,
         enable_prefix_caching=is_cached,
     )
-    runner = _Clock()
-    driver = EngineDriver(num_blocks, BLOCK_SIZE, options, runner=runner)
+    clock = _Clock()
+    driver = EngineDriver(num_blocks, BLOCK_SIZE, options, runner=clock)
     _fill(driver, random, num_nodes)
     for i, prompt in enumerate(prompts):
-        driver.submit(prompt, num_steps_all + 64, when_told=None if i else runner.tell)
+        driver.submit(prompt, num_tokens + 64, when_told=None if i else clock.tell)
     while driver.stats.num_waiting:
         driver.step()
     for _ in range(_NUM_WARM_UP_STEPS):
         driver.step()
     num_evicted_before = driver.stats.evicted_blocks_total
-    plans, commits, tells = [], [], []
-    for _ in range(num_steps):
-        begun_s = perf_counter()
-        driver.step()
-        ended_s = perf_counter()
-        plans.append(runner.called_s - begun_s)
-        commits.append(runner.told_s - runner.left_s)
-        tells.append(ended_s - runner.told_s)
+    laps = [_lap(driver, clock) for _ in range(num_steps)]
     assert driver.stats.preemptions_total == 0 and driver.stats.num_running == num_sequences
     num_evicted = driver.stats.evicted_blocks_total - num_evicted_before
-    begun_s = perf_counter()
-    gc.collect()
-    collect_s = perf_counter() - begun_s
-    steps = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
+    steps = [lap.plan_s + lap.commit_s for lap in laps]
     return StepCost(
         num_nodes=num_nodes,
         num_context_tokens=num_context_tokens,
         is_full=is_full,
         is_cached=is_cached,
-        plan_s=median(plans),
-        commit_s=median(commits),
-        tell_s=median(tells),
+        plan_s=median(lap.plan_s for lap in laps),
+        commit_s=median(lap.commit_s for lap in laps),
+        tell_s=median(lap.tell_s for lap in laps),
         median_s=median(steps),
         mean_s=mean(steps),
         p99_s=quantiles(steps, n=100)[98],
         num_evicted=num_evicted,
-        collect_s=collect_s,
+        collect_s=_collect_s(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """One step's seconds, the runner's own left out."""
+
+    plan_s: float
+    commit_s: float
+    tell_s: float
+
+
+def _lap(driver: EngineDriver, clock: _Clock) -> _Lap:
+    begun_s = perf_counter()
+    driver.step()
+    ended_s = perf_counter()
+    return _Lap(
+        plan_s=clock.called_s - begun_s,
+        commit_s=clock.told_s - clock.left_s,
+        tell_s=ended_s - clock.told_s,
+    )
+
+
+def _collect_s() -> float:
+    begun_s = perf_counter()
+    gc.collect()
+    return perf_counter() - begun_s
 
 
 def _fill(driver: EngineDriver, random: np.random.Generator, num_nodes: int) -> None:

@@ -33,7 +33,7 @@ class Cache:
         if self.pool.num_free == 0:
             assert self.tree.evict(1) == 1
         blocks = self.pool.allocate(1)
-        assert self.tree.insert(ROOT, tokens, blocks, chain(ROOT, tokens, 1)) == []
+        assert self.tree.insert(ROOT, tokens, blocks, chain(ROOT, tokens, 1)).duplicates == []
         self.pool.release(blocks)
         return False
 

@@ -38,7 +38,7 @@ class Shared:
         is_served = num_new <= self.pool.num_free
         if is_served:
             blocks = found + self.pool.allocate(num_new)
-            assert self.tree.insert(root, packed, blocks, chain(root, packed, 1)) == []
+            assert self.tree.insert(root, packed, blocks, chain(root, packed, 1)).duplicates == []
         self.pool.release(blocks)
         self.tree.check_invariants()
         return is_served

