@@ -24,7 +24,7 @@ GRPC_SERVICERS = (
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
 
-_LAST_WORDS_S = 0.3  # Ray's messages reach the driver by a thread of their own
+_LAST_WORDS_S = 1.0  # Ray's messages reach the driver by a thread of their own
 
 
 class ClusterError(RuntimeError):
@@ -50,7 +50,8 @@ def running_cluster(
         # Serve's gRPC proxy listens on every interface, whatever listen.host says.
         check_port("listen.grpc_port", "0.0.0.0", config.listen.grpc_port)  # noqa: S104
     if not is_verbose:
-        logging.getLogger("ray").setLevel(logging.ERROR)
+        for name in ("ray", "ray.serve"):
+            logging.getLogger(name).setLevel(logging.ERROR)
     with _ray(config, address, is_verbose), _serve(config, address, is_verbose):
         yield
 
@@ -73,7 +74,11 @@ def _ray(config: ClusterConfig, address: str | None, is_verbose: bool) -> Iterat
     logging_level = logging.INFO if is_verbose else logging.ERROR
     shared: dict[str, Any] = {"log_to_driver": is_verbose, "logging_level": logging_level}
     if address is not None:
-        ray.init(address=address, **shared)
+        _check_somebody_listens(address)
+        try:
+            ray.init(address=address, **shared)
+        except (ConnectionError, TimeoutError) as error:
+            raise ClusterError(f"no Ray cluster at {address!r}: {error}") from error
         try:
             yield
         finally:
@@ -93,8 +98,20 @@ def _ray(config: ClusterConfig, address: str | None, is_verbose: bool) -> Iterat
     except (ConnectionError, TimeoutError) as error:
         raise ClusterError(f"Ray did not start: {error}") from error
     finally:
-        ray.shutdown()
+        with _last_words(is_verbose):
+            ray.shutdown()
         shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _check_somebody_listens(address: str) -> None:
+    """Ray itself would try for a minute. Raises ClusterError; addresses that are not host:port pass."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or "/" in address:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"no Ray cluster at {address!r}: {error}") from error
 
 
 def _num_cpus(config: ClusterConfig) -> int:
@@ -124,13 +141,20 @@ def _serve(config: ClusterConfig, address: str | None, is_verbose: bool) -> Iter
     finally:
         if address is not None:
             serve.delete(config.app_name)
-        elif is_verbose:
-            serve.shutdown()
         else:
-            # Ray tells on stderr that the controller it was asked to kill is dead.
-            with contextlib.redirect_stderr(io.StringIO()):
+            with _last_words(is_verbose):
                 serve.shutdown()
                 time.sleep(_LAST_WORDS_S)
+
+
+@contextlib.contextmanager
+def _last_words(is_verbose: bool) -> Iterator[None]:
+    """Ray prints that the controller it was asked to kill is dead; nobody needs to read that."""
+    if is_verbose:
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _reason(error: Exception) -> str:

@@ -63,6 +63,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
         members = family(serve.process.pid)
         assert len(members) > 5
         assert serve.end() == 0
+        assert serve.output().rstrip().endswith("ending …")
         assert not alive(members)
         for port in (serve.http_port, serve.grpc_port):
             with socket.socket() as probe:
@@ -93,6 +94,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         (["--model", "no-such-directory/and/more"], "no-such-directory/and/more"),
         (["--redis-url", "http://x"], "index.url"),
         (["--host", "0.0.0.0"], "tenancy.keys"),
+        (["--address", "127.0.0.1:1"], "no Ray cluster at '127.0.0.1:1'"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, flags: list[str], words: str) -> None:
