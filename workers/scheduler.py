@@ -12,7 +12,6 @@ always gets on. Beams of one request are preempted together.
 """
 
 from bisect import insort
-from collections import defaultdict
 from operator import attrgetter
 
 from kvstore.block_table import BlockTable
@@ -264,7 +263,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, results: list[RowResult]) -> None:
         """Take in what a step computed: `results[i]` has `plan.rows[i].num_draws` tokens."""
-        request_to_offers: defaultdict[str, dict[int, list[SampledToken]]] = defaultdict(dict)
+        beam_to_tokens: dict[Sequence, list[SampledToken]] = {}
         request_to_group: dict[str, BeamGroup] = {}
         for row, result in zip(plan.rows, results, strict=True):
             sequence, tokens = row.sequence, result.tokens
@@ -278,13 +277,12 @@ class Scheduler:
                 self.fail(sequence.request_id, _LOGITS_BROKEN)
             elif tokens and sequence.group is not None:
                 request_to_group[sequence.request_id] = sequence.group
-                request_to_offers[sequence.request_id][id(sequence)] = tokens
+                beam_to_tokens[sequence] = tokens
             elif tokens:
                 self._advance(sequence, tokens)
         for request_id, group in request_to_group.items():
             if self.is_open(request_id):
-                offered = request_to_offers[request_id]
-                self._advance_beams(group, [offered[id(beam)] for beam in group.beams])
+                self._advance_beams(group, [beam_to_tokens[beam] for beam in group.beams])
         self._running = [s for s in self._running if s.state is SequenceState.RUNNING]
 
     def _score_prompt(

@@ -41,11 +41,8 @@ class SequenceMemory:
         return copies
 
     def take_prefix(self, sequence: Sequence) -> None:
-        """Point the table at the longest known prefix, keeping the last token to be computed.
-
-        A prompt whose tokens are to be scored is computed whole: what was looked up has no logits.
-        """
-        if not self._options.enable_prefix_caching or sequence.prompt_logprobs is not None:
+        """Point the table at the longest known prefix, keeping the last token to be computed."""
+        if not self._looks_up(sequence):
             return
         num_tokens = sequence.num_tokens
         found = self.tree.match(
@@ -62,6 +59,10 @@ class SequenceMemory:
         sequence.num_sealed_blocks = len(found.block_ids)
         sequence.partial = found.partial
 
+    def _looks_up(self, sequence: Sequence) -> bool:
+        """A prompt whose tokens are to be scored is computed whole: what was looked up has no logits."""
+        return self._options.enable_prefix_caching and sequence.prompt_logprobs is None
+
     def give_back(self, sequence: Sequence) -> None:
         """Undo `take_prefix`."""
         sequence.table.release(self.pool)
@@ -71,7 +72,7 @@ class SequenceMemory:
     def is_being_computed(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to seal the very next block that this one would compute."""
         num_known = sequence.num_sealed_blocks
-        if not self._options.enable_prefix_caching or sequence.prompt_logprobs is not None:
+        if not self._looks_up(sequence):
             return False
         if num_known >= (sequence.num_tokens - 1) // sequence.table.block_size:
             return False
@@ -96,7 +97,7 @@ class SequenceMemory:
 
     def record_lookup(self, sequence: Sequence) -> None:
         """Once for each request, when it is admitted: what it could have found, and what it did find."""
-        if not self._options.enable_prefix_caching or sequence.prompt_logprobs is not None:
+        if not self._looks_up(sequence):
             return
         num_lookups = (sequence.num_tokens - 1) // sequence.table.block_size
         self.meter.record(
