@@ -18,12 +18,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import fp8
+from kernels import fp8, reference
 from kernels.batch import AttentionBatch
 from kernels.paged_cache import PagedCache
-from kernels.reference import as_bytes, copy_blocks, visible_keys
+from kernels.reference import (
+    add_rms_norm,
+    as_bytes,
+    copy_blocks,
+    rms_norm,
+    silu_mul,
+    visible_keys,
+)
 
-__all__ = ["copy_blocks", "paged_attention", "write_kv"]
+__all__ = [
+    "add_rms_norm",
+    "copy_blocks",
+    "paged_attention",
+    "rms_norm",
+    "rotate_and_write",
+    "silu_mul",
+    "write_kv",
+]
 
 _TILE_ROWS = 512
 # A group may pad at most this share beyond its shortest member, plus a little that costs less than a call.
@@ -48,6 +63,18 @@ def _write(vectors: Tensor, store: Tensor, scale_store: Tensor | None, slots: Te
     scale_store.flatten(0, 1).index_copy_(0, slots, quantized.scale)
 
 
+def rotate_and_write(
+    heads: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache, slots: Tensor, *, num_q_heads: int
+) -> Tensor:
+    """See `dispatch.rotate_and_write`."""
+    num_kv_heads = cache.key.shape[2]
+    rotated, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    swapped = rotated.roll(heads.shape[-1] // 2, -1)
+    rotated = (rotated * cos).addcmul_(swapped, sin)
+    write_kv(rotated[:, num_q_heads:], value, cache, slots)
+    return rotated[:, :num_q_heads]
+
+
 def paged_attention(
     query: Tensor,
     cache: PagedCache,
@@ -55,8 +82,18 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """See `dispatch.paged_attention`."""
+    if soft_cap is not None:
+        return reference.paged_attention(
+            query,
+            cache,
+            batch,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
     plan = _plan(batch, sliding_window, query.dtype)
     if plan.is_one_decode:
         return _decode(query, cache, plan.decodes[0], scale)

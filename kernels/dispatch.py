@@ -24,11 +24,32 @@ class Backend(Protocol):
         *,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor: ...
 
     def copy_blocks(
         self, caches: Sequence[PagedCache], sources: Tensor, targets: Tensor, /
     ) -> None: ...
+
+    def rotate_and_write(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: PagedCache,
+        slots: Tensor,
+        /,
+        *,
+        num_q_heads: int,
+    ) -> Tensor: ...
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, /) -> Tensor: ...
+
+    def add_rms_norm(
+        self, hidden: Tensor, delta: Tensor, weight: Tensor, eps: float, /
+    ) -> Tensor: ...
+
+    def silu_mul(self, gate_up: Tensor, /) -> Tensor: ...
 
 
 _device_type_to_backend: dict[str, Backend] = {"cpu": cpu}
@@ -57,6 +78,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention of each query row over its own sequence, read through the block table
     (PagedAttention, arXiv 2309.06180, §4).
@@ -68,12 +90,13 @@ def paged_attention(
         query: [num_tokens, num_q_heads, head_dim]; the rows of a sequence are its last positions.
         scale: what scores are multiplied by before the softmax.
         sliding_window: a row sees itself and at most `sliding_window - 1` tokens before it.
+        soft_cap: scores become `soft_cap * tanh(score / soft_cap)` before they are masked.
 
     Returns:
         [num_tokens, num_q_heads, head_dim] in the query's dtype.
     """
     return _backend(query).paged_attention(
-        query, cache, batch, scale=scale, sliding_window=sliding_window
+        query, cache, batch, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
     )
 
 
@@ -86,3 +109,41 @@ def copy_blocks(caches: Sequence[PagedCache], sources: Tensor, targets: Tensor) 
     """
     if caches:
         _backend(sources).copy_blocks(caches, sources, targets)
+
+
+def rotate_and_write(
+    heads: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache, slots: Tensor, *, num_q_heads: int
+) -> Tensor:
+    """Rotates query and key heads, and writes keys and values into the pool.
+
+    Pairs (d, d + head_dim / 2) are rotated (RoFormer, arXiv 2104.09864, in the order of halves).
+
+    Args:
+        heads: [num_tokens, num_q_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, as the
+            projection stacks them; not changed.
+        cos: [num_tokens, 1, head_dim], both halves alike.
+        sin: [num_tokens, 1, head_dim], the first half negated.
+        cache, slots: as for `write_kv`; a slot of -1 is written nowhere.
+
+    Returns:
+        The rotated queries [num_tokens, num_q_heads, head_dim].
+    """
+    return _backend(heads).rotate_and_write(heads, cos, sin, cache, slots, num_q_heads=num_q_heads)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """hidden [num_tokens, hidden_size] over its root mean square, times weight [hidden_size] (arXiv 1910.07467).
+
+    The mean of squares is float32 whatever the dtype.
+    """
+    return _backend(hidden).rms_norm(hidden, weight, eps)
+
+
+def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds `delta` to `hidden` in place, and returns the sum's `rms_norm`, in one pass over both."""
+    return _backend(hidden).add_rms_norm(hidden, delta, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [num_tokens, 2 * size] → silu(first half) * second half, [num_tokens, size]."""
+    return _backend(gate_up).silu_mul(gate_up)

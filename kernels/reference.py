@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels import fp8
 from kernels.batch import AttentionBatch
@@ -46,6 +47,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """See `dispatch.paged_attention`. Scores, softmax and sums are float32."""
     output = torch.empty_like(query)
@@ -60,6 +62,7 @@ def paged_attention(
             _read(cache.value, cache.value_scale, slots),
             scale,
             sliding_window,
+            soft_cap,
         )
     return output
 
@@ -78,6 +81,7 @@ def _attend(
     value: Tensor,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Tensor:
     num_rows, num_q_heads, _ = query.shape
     context_len, num_kv_heads, _ = key.shape
@@ -85,6 +89,8 @@ def _attend(
     key = key.repeat_interleave(group, dim=1)
     value = value.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), key) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     key_positions = torch.arange(context_len, device=query.device)
     visible = visible_keys(key_positions[context_len - num_rows :], key_positions, sliding_window)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
@@ -106,3 +112,33 @@ def copy_blocks(caches: Sequence[PagedCache], sources: Tensor, targets: Tensor) 
         for tensor in cache.tensors():
             blocks = as_bytes(tensor)
             blocks[targets] = blocks[sources]
+
+
+def rotate_and_write(
+    heads: Tensor, cos: Tensor, sin: Tensor, cache: PagedCache, slots: Tensor, *, num_q_heads: int
+) -> Tensor:
+    """See `dispatch.rotate_and_write`."""
+    num_kv_heads = cache.key.shape[2]
+    rotated, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    swapped = rotated.roll(heads.shape[-1] // 2, -1)
+    rotated = (rotated * cos).addcmul_(swapped, sin)
+    is_real = slots >= 0
+    write_kv(rotated[is_real, num_q_heads:], value[is_real], cache, slots[is_real])
+    return rotated[:, :num_q_heads]
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `dispatch.rms_norm`."""
+    return functional.rms_norm(hidden, (hidden.shape[-1],), weight, eps)
+
+
+def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `dispatch.add_rms_norm`."""
+    hidden.add_(delta)
+    return rms_norm(hidden, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `dispatch.silu_mul`."""
+    gate, up = gate_up.chunk(2, -1)
+    return functional.silu(gate).mul_(up)

@@ -37,12 +37,11 @@ class Attention:
         num_tokens = x.shape[0]
         num_rotated = self.num_q_heads + self.num_kv_heads
         heads = self.qkv(x).view(num_tokens, num_rotated + self.num_kv_heads, self.head_dim)
-        rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if self.qk_norm is not None:
-            rotated = self.qk_norm(rotated)
-        rotated = rotation.rotate(rotated)
-        query, key = rotated[:, : self.num_q_heads], rotated[:, self.num_q_heads :]
-        dispatch.write_kv(key, value, cache, batch.slots)
+            heads[:, :num_rotated] = self.qk_norm(heads[:, :num_rotated])
+        query = dispatch.rotate_and_write(
+            heads, rotation.cos, rotation.sin, cache, batch.slots, num_q_heads=self.num_q_heads
+        )
         attended = dispatch.paged_attention(
             query, cache, batch, scale=self.head_dim**-0.5, sliding_window=self.sliding_window
         )

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional
 
+from kernels import dispatch
 from workers.layers.linear import Linear
 
 
@@ -16,5 +16,4 @@ class GatedMlp:
     down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(functional.silu(gate).mul_(up))
+        return self.down(dispatch.silu_mul(self.gate_up(x)))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import dispatch
+
 
 @dataclass(frozen=True, eq=False)
 class RmsNorm:
@@ -18,7 +20,10 @@ class RmsNorm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        size = (x.shape[-1],)
         if self.weight.ndim == 1:
-            return functional.rms_norm(x, size, self.weight, self.eps)
-        return functional.rms_norm(x, size, None, self.eps).mul_(self.weight)
+            return dispatch.rms_norm(x, self.weight, self.eps)
+        return functional.rms_norm(x, (x.shape[-1],), None, self.eps).mul_(self.weight)
+
+    def add(self, hidden: Tensor, delta: Tensor) -> Tensor:
+        """Adds `delta` to `hidden` in place and normalizes the sum; one weight for all."""
+        return dispatch.add_rms_norm(hidden, delta, self.weight, self.eps)

@@ -96,11 +96,6 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
-    def rotate(self, heads: Tensor) -> Tensor:
-        """Rotates pairs (d, d + head_dim / 2) of heads [num_tokens, num_heads, head_dim]."""
-        swapped = heads.roll(heads.shape[-1] // 2, -1)
-        return (heads * self.cos).addcmul_(swapped, self.sin)
-
 
 class RotaryEmbedding:
     """Turns positions into rotations.

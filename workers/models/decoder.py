@@ -25,10 +25,22 @@ class DecoderLayer:
     mlp: GatedMlp
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, batch: AttentionBatch, cache: PagedCache
+        self,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rotation: Rotation,
+        batch: AttentionBatch,
+        cache: PagedCache,
     ) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, batch, cache)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        """What this layer's second half adds to the residual stream.
+
+        Adding is left to the next norm, which reads the stream anyway: `hidden` is changed in place, and
+        `delta` is what the layer before left to be added.
+        """
+        norm = self.attention_norm
+        normed = norm(hidden) if delta is None else norm.add(hidden, delta)
+        attended = self.attention(normed, rotation, batch, cache)
+        return self.mlp(self.mlp_norm.add(hidden, attended))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +83,10 @@ class CausalLM:
         """
         hidden = functional.embedding(token_ids, self.embedding)
         rotation = self.rotary(positions)
+        delta: Tensor | None = None
         for layer, cache in zip(self.layers, pool.layers, strict=True):
-            hidden = layer(hidden, rotation, batch, cache)
-        return self.norm(hidden)
+            delta = layer(hidden, delta, rotation, batch, cache)
+        return self.norm(hidden) if delta is None else self.norm.add(hidden, delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size] → float32 [n, vocab_size]. Pass only the rows that will be sampled."""

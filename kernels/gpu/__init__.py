@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices; each has its torch twin in `kernels.reference`."""
