@@ -15,7 +15,8 @@ class AttentionBatch:
     Attributes:
         slots: int64 [num_tokens]; where each new token is written, block_id * block_size + offset. No slot
             occurs twice.
-        block_tables: int32 [num_seqs, max_blocks]; block ids of each sequence in order, padded with 0.
+        block_tables: int32 [num_seqs, max_blocks]; block ids of each sequence in order; what
+            stands behind its context means nothing.
         query_starts: num_seqs + 1 row numbers.
         context_lens: num_seqs; how many tokens the last query row sees, this step's included.
         block_size: slots in a block.

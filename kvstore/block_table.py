@@ -26,10 +26,13 @@ class BlockTable:
     """Blocks of one sequence, in order; each entry owns one reference in the pool.
 
     position p lives in slot  block_ids[p // block_size] · block_size + p % block_size
+
+    `version` counts the changes other than growth, for those who keep a copy.
     """
 
     block_size: int
     block_ids: list[int] = field(default_factory=list)
+    version: int = field(default=0, compare=False)
 
     @property
     def num_slots(self) -> int:
@@ -55,6 +58,7 @@ class BlockTable:
         pool.acquire((block_id,))
         pool.release((self.block_ids[index],))
         self.block_ids[index] = block_id
+        self.version += 1
 
     def fork(self, num_tokens: int, pool: BlockPool) -> Fork:
         """Share every full block of the first `num_tokens` positions; copy at most the one partial block.
@@ -74,3 +78,4 @@ class BlockTable:
         """Give all references back; the table is empty afterwards."""
         pool.release(self.block_ids)
         self.block_ids = []
+        self.version += 1

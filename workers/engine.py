@@ -38,10 +38,26 @@ logger = logging.getLogger(__name__)
 Sink = Callable[[tuple[EngineEvent, ...]], None]
 
 
+class LaunchedStep(Protocol):
+    """A step on its way."""
+
+    def results(self) -> list[RowResult]:
+        """For each row what it asked for; waits for it."""
+        ...
+
+
 class Runner(Protocol):
     """What the loop needs of `workers.model_runner.ModelRunner`."""
 
-    def run(self, plan: StepPlan) -> list[RowResult]: ...
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Begin a step. Steps run in the order of their launches, each after the ones before it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    plan: StepPlan
+    step: LaunchedStep
 
 
 class IndexSink(Protocol):
@@ -92,6 +108,9 @@ class Engine:
         options: limits of a step.
         eos_token_ids: end a sequence unless its request ignores them.
         index: hears what became or ceased to be reusable.
+        plans_ahead: plan and launch the next step while one is still running. Pays where `launch` returns
+            before the step has run, as on a CUDA device; a sequence that ends by a token nobody could
+            foresee then costs one row of a step too many.
 
     Attributes:
         reuse: measures how blocks are reused; any thread may read it.
@@ -104,6 +123,8 @@ class Engine:
         options: SchedulerOptions,
         eos_token_ids: frozenset[int],
         index: IndexSink | None = None,
+        *,
+        plans_ahead: bool = False,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -115,6 +136,8 @@ class Engine:
         memory = SequenceMemory(options, pool, tree, self.reuse)
         self._scheduler = Scheduler(options, memory, info)
         self._request_to_sink: dict[str, Sink] = {}
+        self._plans_ahead = plans_ahead
+        self._in_flight: _InFlight | None = None
         self._inbox: deque[_Command] = deque()
         self._wake = threading.Event()
         self._is_closing = False
@@ -191,18 +214,42 @@ class Engine:
                 sink((RequestFailed("internal_error", "the replica has failed"),))
 
     def step(self) -> bool:
-        """One turn: take commands, plan, run, commit, tell. False when there was nothing to do."""
+        """One turn: take commands, plan, launch, commit what has run, tell. False when there was nothing to do."""
         self._take_commands()
-        if self._scheduler.has_work:
-            plan = self._scheduler.plan()
-            try:
-                self._scheduler.commit(plan, self._runner.run(plan))
-            except Exception:
-                logger.exception("a step with %d sequences failed", len(plan.rows))
-                self._fail(plan)
+        if self._in_flight is None and self._scheduler.has_work:
+            self._in_flight = self._launch(self._scheduler.plan())
+        if self._in_flight is not None:
+            self._in_flight = self._finish(self._in_flight)
         self._publish(self._scheduler.memory.tree.drain_changes())
         self._deliver()
-        return self._scheduler.has_work or bool(self._inbox)
+        return self._in_flight is not None or self._scheduler.has_work or bool(self._inbox)
+
+    def _finish(self, running: _InFlight) -> _InFlight | None:
+        """Take in what a step computed; the step that was launched behind it meanwhile, if any."""
+        following = None
+        if self._plans_ahead and running.plan.is_predictable:
+            self._scheduler.promise(running.plan)
+            plan = self._scheduler.plan()
+            following = self._launch(plan) if plan.rows or plan.copies else None
+        try:
+            results = running.step.results()
+        except Exception:
+            logger.exception("a step with %d sequences failed", len(running.plan.rows))
+            self._fail(running.plan)
+            # What was launched behind it read what it should have written.
+            if following is not None:
+                self._fail(following.plan)
+            return None
+        self._scheduler.commit(running.plan, results)
+        return following
+
+    def _launch(self, plan: StepPlan) -> _InFlight | None:
+        try:
+            return _InFlight(plan, self._runner.launch(plan))
+        except Exception:
+            logger.exception("a step with %d sequences could not be launched", len(plan.rows))
+            self._fail(plan)
+            return None
 
     def _take_commands(self) -> None:
         while self._inbox:

@@ -77,7 +77,6 @@ def build_engine(
     )
     num_blocks = _num_blocks(options, layout, device)
     info = _info(model, model_dir, layout, spec, num_blocks, device, replica_id)
-    runner = ModelRunner(network, KvPool(layout, num_blocks, device), device)
     index = make_index(info) if make_index is not None else None
     scheduling = SchedulerOptions(
         max_num_seqs=options.max_num_seqs,
@@ -89,7 +88,15 @@ def build_engine(
         eviction=options.eviction,
         min_partial_tokens=options.min_partial_tokens,
     )
-    engine = Engine(runner, info, scheduling, frozenset(spec.eos_token_ids), index)
+    runner = ModelRunner(network, KvPool(layout, num_blocks, device), device, scheduling)
+    engine = Engine(
+        runner,
+        info,
+        scheduling,
+        frozenset(spec.eos_token_ids),
+        index,
+        plans_ahead=device.type == "cuda",
+    )
     return BuiltEngine(engine, model_dir)
 
 

@@ -7,55 +7,135 @@ nothing depends on what shares its batch.
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workers.protocol import SamplingParams, TokenLogprobs
+from kernels import dispatch
+from workers.philox import uniforms
+from workers.protocol import TokenLogprobs
 from workers.sequence import Sequence
+from workers.staging import StagingBuffer
 from workers.step_plan import SampledToken
 
+_WORD = (1 << 64) - 1
+# The largest float32 below 1: a number rounded up to 1 would point behind the last token.
+_BELOW_ONE = np.float32(1 - 2.0**-24)
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to draw: from logits row `row`, as sequence `index` of the request."""
+
+class Draw(NamedTuple):
+    """One token to draw: from logits row `row`, from random stream `stream` of the request's seed, to stand at `position`."""
 
     row: int
     sequence: Sequence
-    index: int
+    stream: int
+    position: int
 
 
-def sample(logits: Tensor, draws: SequenceOf[Draw]) -> list[SampledToken]:
-    """Draw one token each.
+@dataclass(frozen=True, eq=False)
+class DrawInputs:
+    """Draws as columns on the device.
+
+    Attributes:
+        draws: what they were made of.
+        rows: int64 [num_draws], or None when each row of the logits is drawn from once, in order.
+        places: int64 [num_draws]; of the sequences that draw.
+        temperature, top_p, min_p, uniform: float32 [num_draws]; top_k: int32 [num_draws]; None when all
+            draws are greedy.
+    """
+
+    draws: SequenceOf[Draw]
+    rows: Tensor | None
+    places: Tensor
+    temperature: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    uniform: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Tokens on the device, maybe still to be computed.
+
+    Attributes:
+        token_ids: int64 [num_draws].
+        is_valid: bool [num_draws]; False where the logits held NaN or +inf. One broken request must not end
+            its neighbours.
+        logprobs: float32 [num_draws, vocab_size] of the model's own distribution, or None.
+    """
+
+    inputs: DrawInputs
+    token_ids: Tensor
+    is_valid: Tensor
+    logprobs: Tensor | None
+
+
+def stage_draws(draws: SequenceOf[Draw], num_rows: int, staging: StagingBuffer) -> DrawInputs:
+    """Put what `draw` needs into the staging buffer; `num_rows` is the logits'."""
+    is_plain = len(draws) == num_rows and all(draw.row == i for i, draw in enumerate(draws))
+    rows = None if is_plain else staging.put(np.array([draw.row for draw in draws], np.int64))
+    places = staging.put(np.array([draw.sequence.place for draw in draws], np.int64))
+    samplings = [draw.sequence.sampling for draw in draws]
+    temperature = np.array([s.temperature for s in samplings], np.float32)
+    if not temperature.any():
+        return DrawInputs(draws, rows, places)
+    return DrawInputs(
+        draws,
+        rows,
+        places,
+        staging.put(temperature),
+        staging.put(np.array([s.top_k for s in samplings], np.int32)),
+        staging.put(np.array([s.top_p for s in samplings], np.float32)),
+        staging.put(np.array([s.min_p for s in samplings], np.float32)),
+        staging.put(_random_numbers(draws)),
+    )
+
+
+def _random_numbers(draws: SequenceOf[Draw]) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    """float32 [num_draws] in [0, 1); greedy draws have no use for theirs."""
+    seeds = np.array([draw.sequence.seed & _WORD for draw in draws], np.uint64)
+    streams = np.array([draw.stream for draw in draws], np.uint64)
+    positions = np.array([draw.position for draw in draws], np.uint64)
+    return np.minimum(uniforms(seeds, streams, positions).astype(np.float32), _BELOW_ONE)
+
+
+def draw(logits: Tensor, inputs: DrawInputs) -> Drawn:
+    """Draw one token each, without waiting for it.
 
     Args:
         logits: float32 [num_rows, vocab_size], the model's own; not changed.
-        draws: in the order of the result; several may share a row.
-
-    A row with NaN or +inf yields a token marked not valid: one broken request must not end its neighbours.
     """
-    if not draws:
-        return []
-    rows = logits[
-        torch.tensor([draw.row for draw in draws], device=logits.device)
-    ]  # [num_draws, vocab_size]
-    is_valid = torch.isfinite(rows.amax(dim=-1)).tolist()
-    logprobs = _logprobs_rows(rows, draws)
-    rows = torch.stack([_adjust(row, draw.sequence) for row, draw in zip(rows, draws, strict=True)])
-    greedy = rows.argmax(dim=-1).tolist()
-    sampled: list[SampledToken] = []
-    for i, draw in enumerate(draws):
-        token_id = greedy[i]
-        if is_valid[i] and draw.sequence.sampling.temperature > 0:
-            token_id = _draw(rows[i], draw)
-        top = (
-            None
-            if logprobs is None
-            else _logprobs_of(logprobs[i], token_id, draw.sequence.sampling)
+    rows = logits if inputs.rows is None else logits.index_select(0, inputs.rows)
+    is_valid = torch.isfinite(rows.amax(dim=-1))
+    logprobs = _logprobs_rows(rows, inputs.draws)
+    rows = _adjusted(rows, inputs.draws)
+    if inputs.temperature is None:
+        return Drawn(inputs, rows.argmax(dim=-1), is_valid, logprobs)
+    token_ids = dispatch.sample_tokens(
+        rows,
+        inputs.temperature,
+        inputs.top_k,
+        inputs.top_p,
+        inputs.min_p,
+        inputs.uniform,
+    )
+    return Drawn(inputs, token_ids, is_valid, logprobs)
+
+
+def finish(drawn: Drawn) -> list[SampledToken]:
+    """The tokens, in the order of the draws; waits for the device."""
+    token_ids, is_valid = drawn.token_ids.tolist(), drawn.is_valid.tolist()
+    if drawn.logprobs is None:
+        return [SampledToken(t, None, valid) for t, valid in zip(token_ids, is_valid, strict=True)]
+    return [
+        SampledToken(token_id, _logprobs_of(row, token_id, draw.sequence.sampling.logprobs), valid)
+        for token_id, valid, row, draw in zip(
+            token_ids, is_valid, drawn.logprobs, drawn.inputs.draws, strict=True
         )
-        sampled.append(SampledToken(token_id, top, is_valid[i]))
-    return sampled
+    ]
 
 
 def likeliest(logits: Tensor, rows: SequenceOf[tuple[int, int]]) -> list[list[SampledToken]]:
@@ -99,70 +179,34 @@ def score(
     )
 
 
-def uniform(seed: int, index: int, position: int) -> float:
-    """The random number in [0, 1) of one position of one sequence."""
-    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, index], dtype=np.uint64)
-    bits = np.random.Philox(key=key, counter=position)
-    return float(np.random.Generator(bits).random())
+def _adjusted(rows: Tensor, draws: SequenceOf[Draw]) -> Tensor:
+    """The rows with penalties, bias and minimum lengths; the rows themselves when nobody asks for any."""
+    if not any(draw.sequence.adjusts_logits for draw in draws):
+        return rows
+    rows = rows.clone()
+    for i, draw in enumerate(draws):
+        if draw.sequence.adjusts_logits:
+            _adjust(rows[i], draw.sequence)
+    return rows
 
 
-def filtered_probabilities(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Probabilities after temperature, top_k, top_p and min_p, in that order; float32 [vocab_size].
-
-    top_p keeps the smallest set of tokens whose probabilities reach it; min_p is relative to the likeliest.
-    """
-    scaled = logits / sampling.temperature
-    if sampling.top_k:
-        kth = scaled.topk(min(sampling.top_k, scaled.numel())).values[-1]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    probabilities = scaled.softmax(dim=-1)
-    if sampling.top_p < 1.0:
-        ordered, order = probabilities.sort(descending=True, stable=True)
-        # A token stays while the mass before it is below top_p: the one that crosses the line is kept.
-        is_out = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
-        is_out[0] = False
-        probabilities = probabilities.index_fill(0, order[is_out], 0.0)
-    if sampling.min_p > 0.0:
-        floor = sampling.min_p * probabilities.amax()
-        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
-    return probabilities
-
-
-def _draw(logits: Tensor, draw: Draw) -> int:
-    """Invert the cumulative distribution, in token-id order, at this position's random number."""
-    probabilities = filtered_probabilities(logits, draw.sequence.sampling)
-    cumulative = probabilities.double().cumsum(dim=-1)
-    target = uniform(draw.sequence.seed, draw.index, draw.sequence.num_tokens) * cumulative[-1]
-    token_id = int(torch.searchsorted(cumulative, target.reshape(1), right=True))
-    return min(token_id, int(probabilities.nonzero()[-1]))
-
-
-def _adjust(logits: Tensor, sequence: Sequence) -> Tensor:
-    """Penalties, bias and the minimum length; the row itself when nothing of it is asked for."""
+def _adjust(logits: Tensor, sequence: Sequence) -> None:
+    """Penalties, bias and the minimum length, in place."""
     sampling = sequence.sampling
-    is_short = sequence.num_output_tokens < sampling.min_tokens and bool(sequence.stop_token_ids)
-    has_penalty = (
-        sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1.0
-    )
-    if not (is_short or has_penalty or sampling.logit_bias):
-        return logits
-    logits = logits.clone()
-    if has_penalty:
-        _penalize(logits, sequence)
+    _penalize(logits, sequence)
     if sampling.logit_bias:
         ids, values = zip(*sampling.logit_bias, strict=True)
         index = torch.tensor(ids, device=logits.device)
         logits.index_add_(0, index, torch.tensor(values, dtype=logits.dtype, device=logits.device))
-    if is_short:
+    if sequence.num_output_tokens < sampling.min_tokens and sequence.stop_token_ids:
         logits[torch.tensor(sorted(sequence.stop_token_ids), device=logits.device)] = -torch.inf
-    return logits
 
 
 def _penalize(logits: Tensor, sequence: Sequence) -> None:
     """Repetition counts prompt and output (CTRL, section 4.1); presence and frequency the output alone."""
     sampling = sequence.sampling
+    if not sequence.has_penalty:
+        return
     tokens = torch.tensor(sequence.tokens.tolist(), device=logits.device)
     if sampling.repetition_penalty != 1.0:
         seen = torch.unique(tokens)
@@ -183,11 +227,11 @@ def _logprobs_rows(rows: Tensor, draws: SequenceOf[Draw]) -> Tensor | None:
     return rows.log_softmax(dim=-1)
 
 
-def _logprobs_of(row: Tensor, token_id: int, sampling: SamplingParams) -> TokenLogprobs | None:
-    if sampling.logprobs is None:
+def _logprobs_of(row: Tensor, token_id: int, num_top: int | None) -> TokenLogprobs | None:
+    if num_top is None:
         return None
     top: tuple[tuple[int, float], ...] = ()
-    if sampling.logprobs > 0:
-        values, ids = row.topk(sampling.logprobs)
+    if num_top > 0:
+        values, ids = row.topk(num_top)
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(float(row[token_id]), top)

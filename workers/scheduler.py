@@ -11,13 +11,10 @@ Both sides are sorted by (priority, arrival). The last one running is the one to
 always gets on. Beams of one request are preempted together.
 """
 
-from bisect import insort
-from operator import attrgetter
-
-from kvstore.block_table import BlockTable
 from workers.admission import check_admissible
 from workers.beam_search import Offer
-from workers.errors import InvalidRequest, Overloaded
+from workers.errors import InvalidRequest
+from workers.open_requests import OpenRequests
 from workers.options import SchedulerOptions
 from workers.protocol import (
     EngineEvent,
@@ -31,8 +28,9 @@ from workers.protocol import (
     TokenLogprobs,
     TokensEmitted,
 )
+from workers.running_row import RunningRow
 from workers.sequence import BeamGroup, Sequence, SequenceState, make_sequence
-from workers.sequence_memory import SequenceMemory, twin
+from workers.sequence_memory import SequenceMemory, bare_twin
 from workers.step_plan import (
     PlannedRow,
     RequestEvent,
@@ -47,7 +45,6 @@ from workers.waiting_room import WaitingRoom
 _LOGITS_BROKEN = RequestFailed("internal_error", "the model's logits are not finite")
 # How far behind the first waiting sequence one may overtake it while it waits for a sibling.
 _NUM_LOOK_AHEAD = 64
-_order = attrgetter("order")
 
 
 class Scheduler:
@@ -68,9 +65,8 @@ class Scheduler:
         self._info = info
         self._num_watermark_blocks = int(options.watermark * memory.pool.num_blocks)
         self._waiting = WaitingRoom()
-        self._running: list[Sequence] = []
-        self._events: list[RequestEvent] = []
-        self._request_to_num_open: dict[str, int] = {}
+        self._running = RunningRow(options.max_num_seqs)
+        self._open = OpenRequests()
 
     @property
     def num_running(self) -> int:
@@ -82,7 +78,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running) or len(self._waiting) > 0
+        return len(self._running) > 0 or len(self._waiting) > 0
 
     def add(self, request: GenerateRequest, *, seed: int, eos_token_ids: frozenset[int]) -> None:
         """Put a request into the waiting room.
@@ -95,10 +91,7 @@ class Scheduler:
         if self.is_open(request.request_id):
             raise InvalidRequest(f"request_id {request.request_id!r} is already in use")
         check_admissible(request, self.options, self.memory.pool.num_blocks, self._info.block_size)
-        if len(self._waiting) >= self.options.max_num_waiting:
-            raise Overloaded(
-                f"{len(self._waiting)} requests are waiting already", retry_after_s=1.0
-            )
+        self._waiting.check_room(self.options.max_num_waiting)
         sequence = make_sequence(
             request,
             fingerprint=self._info.fingerprint,
@@ -108,28 +101,28 @@ class Scheduler:
             arrival=self.counters.requests_total,
         )
         self._waiting.add(sequence)
-        self._request_to_num_open[request.request_id] = request.n
+        self._open.open(request.request_id, request.n)
         self.counters.requests_total += 1
         self.counters.prompt_tokens_total += sequence.num_prompt_tokens
 
     def is_open(self, request_id: str) -> bool:
         """Whether any of its sequences has still to end."""
-        return request_id in self._request_to_num_open
+        return request_id in self._open
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its blocks at once; emits nothing. False when it is not here."""
-        if self._request_to_num_open.pop(request_id, None) is None:
+        if not self._open.forget(request_id):
             return False
-        for sequence in [s for s in self._running if s.request_id == request_id]:
-            self.memory.retire(sequence)
-        self._running = [s for s in self._running if s.request_id != request_id]
+        for sequence in self._running.of_request(request_id):
+            self._retire(sequence)
+        self._running.sweep()
         self._waiting.remove_request(request_id)
         return True
 
     def fail(self, request_id: str, failure: RequestFailed) -> None:
         """Abort a request and tell it why."""
         if self.abort(request_id):
-            self._events.append(RequestEvent(request_id, failure))
+            self._open.tell(request_id, failure)
 
     def plan(self) -> StepPlan:
         """Decide the next step: sequences that run go on first, then waiting ones are admitted."""
@@ -148,14 +141,21 @@ class Scheduler:
                 break
         if self.counters.preemptions_total == num_preemptions_before:
             self._admit(rows, budget)
-        if not rows and self._running and len(self._waiting) == num_waiting_before:
+        if not rows and self._is_stuck and len(self._waiting) == num_waiting_before:
             # Beams wait for siblings that find no room: the last ones in the row give theirs up.
-            self._preempt(self._running[-1])
+            self._preempt(self._running.last)
         self.counters.steps_total += 1
         return StepPlan(self.memory.drain_copies(), tuple(rows))
 
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether somebody runs, and nobody's token is on its way."""
+        return len(self._running) > 0 and not any(s.has_pending_token for s in self._running)
+
     def _plan_one(self, sequence: Sequence, budget: int, rows: list[PlannedRow]) -> int:
         """How much of the budget it takes."""
+        if sequence.has_pending_token and sequence.is_full(self.options.max_model_len):
+            return 0  # whatever the token is, it is the last one
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
         end = sequence.num_computed_tokens + num_tokens
         if end > sequence.table.num_slots and not self._grow(sequence, end):
@@ -190,7 +190,7 @@ class Scheduler:
         False: the sequence itself had to go.
         """
         while not self.memory.can_hold(sequence, num_tokens):
-            self._preempt(self._running[-1])
+            self._preempt(self._running.last)
             if sequence.state is not SequenceState.RUNNING:
                 return False
         self.memory.grow(sequence, num_tokens)
@@ -200,9 +200,16 @@ class Scheduler:
         for sequence in victim.unit:
             if sequence.state is SequenceState.RUNNING:
                 self._running.remove(sequence)
-                self.memory.retire(sequence)
+                self._retire(sequence)
+                # Drawn again when it comes back: the same number at the same position, and nobody was told yet.
+                sequence.forget_pending_token()
                 self._put_back(sequence)
                 self.counters.preemptions_total += 1
+
+    def _retire(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._running.free_place(sequence)
+        self.memory.retire(sequence)
 
     def _put_back(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
@@ -231,7 +238,7 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Room for all its tokens and the next one, and for the others to grow; alone it always has."""
-        if not self._running:
+        if not len(self._running):
             return True
         is_rejoining = any(each.state is SequenceState.RUNNING for each in sequence.unit)
         num_reserved = 0 if is_rejoining else self._num_watermark_blocks
@@ -240,7 +247,7 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> None:
         self.memory.take_partial(sequence)
         self.memory.announce(sequence)
-        self._run(sequence)
+        self._running.add(sequence)
         if sequence.has_started:
             return
         sequence.has_started = True
@@ -257,12 +264,23 @@ class Scheduler:
             ),
         )
 
-    def _run(self, sequence: Sequence) -> None:
-        sequence.state = SequenceState.RUNNING
-        insort(self._running, sequence, key=_order)
+    def promise(self, plan: StepPlan) -> None:
+        """Go on as if the plan's results were there: the next `plan` may be made before this one's `commit`.
+
+        Every token about to be drawn stands for itself, unknown, at the end of its sequence. Only a plan that
+        `is_predictable` can be promised, and one at a time.
+        """
+        for row in plan.rows:
+            if row.sequence.state is SequenceState.RUNNING:
+                row.sequence.num_computed_tokens = row.start + row.num_tokens
+                if row.num_draws:
+                    row.sequence.add_pending_token()
 
     def commit(self, plan: StepPlan, results: list[RowResult]) -> None:
-        """Take in what a step computed: `results[i]` has `plan.rows[i].num_draws` tokens."""
+        """Take in what a step computed: `results[i]` has `plan.rows[i].num_draws` tokens.
+
+        A sequence that ends here may be part of a later plan already: what that computes of it is dropped.
+        """
         beam_to_tokens: dict[Sequence, list[SampledToken]] = {}
         request_to_group: dict[str, BeamGroup] = {}
         for row, result in zip(plan.rows, results, strict=True):
@@ -283,7 +301,7 @@ class Scheduler:
         for request_id, group in request_to_group.items():
             if self.is_open(request_id):
                 self._advance_beams(group, [beam_to_tokens[beam] for beam in group.beams])
-        self._running = [s for s in self._running if s.state is SequenceState.RUNNING]
+        self._running.sweep()
 
     def _score_prompt(
         self, sequence: Sequence, logprobs: list[TokenLogprobs], result: RowResult
@@ -307,14 +325,14 @@ class Scheduler:
         has_place = len(self._running) < self.options.max_num_seqs
         child = self.memory.fork(parent, index) if has_place else None
         if child is not None:
-            self._run(child)
+            self._running.add(child)
             return child
-        child = twin(parent, index, BlockTable(self._info.block_size))
-        child.num_computed_tokens = child.num_sealed_blocks = 0
+        child = bare_twin(parent, index)
         self._put_back(child)
         return child
 
     def _append(self, sequence: Sequence, token: SampledToken) -> None:
+        sequence.forget_pending_token()
         reason = sequence.finish_reason(token.token_id, self.options.max_model_len)
         if reason is not FinishReason.STOP:
             sequence.tokens.append(token.token_id)
@@ -324,15 +342,11 @@ class Scheduler:
         if reason is not None:
             self._drop(sequence)
             self._tell(sequence, SequenceFinished(sequence.index, reason))
-            self._close(sequence.request_id, 1)
+            self._open.close(sequence.request_id, 1)
 
     def _advance_beams(self, group: BeamGroup, offered: list[list[SampledToken]]) -> None:
-        offers = [
-            [Offer(t.token_id, t.logprobs.logprob) for t in tokens if t.logprobs is not None]
-            for tokens in offered
-        ]
         beams = group.beams
-        survivors = group.search.advance([beam.output for beam in beams], offers)
+        survivors = group.search.advance([b.output for b in beams], list(map(_offers, offered)))
         if group.search.is_done:
             self._finish_beams(group)
             return
@@ -353,7 +367,7 @@ class Scheduler:
 
     def _finish_beams(self, group: BeamGroup) -> None:
         first = group.beams[0]
-        num_results = self._request_to_num_open[first.request_id]
+        num_results = self._open.num_open(first.request_id)
         for index, result in enumerate(group.search.results(num_results)):
             self.counters.generation_tokens_total += len(result.tokens)
             reason = FinishReason.STOP if result.is_stopped else FinishReason.LENGTH
@@ -361,33 +375,30 @@ class Scheduler:
             self._tell(first, SequenceFinished(index, reason, result.score))
         for beam in group.beams:
             self._drop(beam)
-        self._close(first.request_id, num_results)
+        self._open.close(first.request_id, num_results)
 
     def _drop(self, sequence: Sequence) -> None:
         """It is over for this sequence, wherever it stands. The row of running ones is swept after the commit."""
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
-        self.memory.retire(sequence)
-
-    def _close(self, request_id: str, num_sequences: int) -> None:
-        self._request_to_num_open[request_id] -= num_sequences
-        if self._request_to_num_open[request_id] == 0:
-            del self._request_to_num_open[request_id]
+        self._retire(sequence)
 
     def _tell(self, sequence: Sequence, event: EngineEvent) -> None:
-        self._events.append(RequestEvent(sequence.request_id, event))
+        self._open.tell(sequence.request_id, event)
 
     def drain_events(self) -> list[RequestEvent]:
         """What the requests must be told, in order, since the last call."""
-        events, self._events = self._events, []
-        return events
+        return self._open.drain_events()
 
     def check_invariants(self) -> None:
-        self.memory.check_invariants(self._running)
-        assert self._running == sorted(self._running, key=_order)
-        assert all(s.state is SequenceState.RUNNING for s in self._running)
+        self.memory.check_invariants(list(self._running))
+        self._running.check_invariants(self.options.max_num_seqs)
         for sequence in self._waiting:
             assert sequence.state is SequenceState.WAITING and not sequence.table.block_ids
         everybody = [*self._running, *self._waiting]
-        assert {s.request_id for s in everybody} == set(self._request_to_num_open)
+        assert {s.request_id for s in everybody} == self._open.ids()
         assert all(sequence in sequence.unit for sequence in everybody)
+
+
+def _offers(tokens: list[SampledToken]) -> list[Offer]:
+    return [Offer(t.token_id, t.logprobs.logprob) for t in tokens if t.logprobs is not None]

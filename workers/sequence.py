@@ -69,6 +69,10 @@ class Sequence:
         num_announced_blocks: blocks up to this one were announced to `PendingPrefixes`.
         prompt_logprobs: those of the prompt's tokens computed so far, until they were told; None when not wanted.
         path_end: where in the radix tree its sealed blocks end, as far as that is known.
+        has_pending_token: the last of `tokens` is still being drawn; what stands there means nothing yet.
+        place: a number below `max_num_seqs` that no other running sequence has; -1 while it does not run.
+        has_penalty: what is drawn depends on which tokens were drawn before, beyond the model's own memory.
+        adjusts_logits: the logits are changed before anything is drawn from them.
         partial: the head of a known block that goes on where the table ends, until it is copied.
     """
 
@@ -94,7 +98,21 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] | None = None
     has_looked_up: bool = False
     has_started: bool = False
+    has_pending_token: bool = False
+    place: int = -1
     state: SequenceState = SequenceState.WAITING
+    has_penalty: bool = field(init=False)
+    adjusts_logits: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        self.has_penalty = bool(
+            sampling.presence_penalty
+            or sampling.frequency_penalty
+            or sampling.repetition_penalty != 1.0
+        )
+        has_minimum = sampling.min_tokens > 0 and bool(self.stop_token_ids)
+        self.adjusts_logits = self.has_penalty or has_minimum or bool(sampling.logit_bias)
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -120,6 +138,22 @@ class Sequence:
     def unit(self) -> "list[Sequence]":
         """The sequences that can only be preempted together: a group's beams, or this one alone."""
         return [self] if self.group is None else self.group.beams
+
+    def add_pending_token(self) -> None:
+        """Stand in for the token that is being drawn."""
+        self.tokens.append(0)
+        self.has_pending_token = True
+
+    def forget_pending_token(self) -> None:
+        """The token is known now, or will be drawn again."""
+        if self.has_pending_token:
+            self.tokens.pop()
+            self.has_pending_token = False
+
+    def is_full(self, max_model_len: int) -> bool:
+        """Whether no further token may follow those that are there, a pending one included."""
+        is_at_length = self.num_output_tokens >= self.sampling.max_tokens
+        return is_at_length or self.num_tokens >= max_model_len
 
     def packed(self, first: int, end: int) -> bytes:
         """Tokens first … end−1, packed."""

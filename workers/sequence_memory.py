@@ -232,4 +232,12 @@ def twin(parent: Sequence, index: int, table: BlockTable) -> Sequence:
         hashes=parent.hashes[:],
         table=table,
         num_announced_blocks=0,
+        place=-1,
     )
+
+
+def bare_twin(parent: Sequence, index: int) -> Sequence:
+    """The same tokens in another sequence, which has to compute or to find them."""
+    child = twin(parent, index, BlockTable(parent.table.block_size))
+    child.num_computed_tokens = child.num_sealed_blocks = 0
+    return child

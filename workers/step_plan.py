@@ -17,7 +17,8 @@ class PlannedRow(NamedTuple):
     `num_draws` is 0 while the prompt is not complete; n > 1 draws are for sequences about to be forked. With
     `is_beam` they are not drawn but the likeliest ones, best first, with the model's own log-probabilities.
     `num_prompt_top` asks for the log-probability of the prompt token that follows each of these positions, and
-    of that many likeliest ones.
+    of that many likeliest ones. `is_pending`: the last token to compute is what the sequence's last draw, in the
+    step before, turns out to be.
     """
 
     sequence: Sequence
@@ -26,6 +27,7 @@ class PlannedRow(NamedTuple):
     num_draws: int
     is_beam: bool = False
     num_prompt_top: int | None = None
+    is_pending: bool = False
 
 
 def planned_row(sequence: Sequence, num_tokens: int) -> PlannedRow:
@@ -38,6 +40,7 @@ def planned_row(sequence: Sequence, num_tokens: int) -> PlannedRow:
         sequence.num_draws if is_complete else 0,
         sequence.group is not None,
         None if sequence.prompt_logprobs is None else sequence.sampling.prompt_logprobs,
+        is_complete and sequence.has_pending_token,
     )
 
 
@@ -51,6 +54,21 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def is_predictable(self) -> bool:
+        """Whether, but for the tokens themselves, it is known what every sequence does next.
+
+        Forks and beams depend on what is drawn, and penalties must have seen it; prompts that are scored
+        are told apart for simplicity.
+        """
+        return all(
+            row.num_draws <= 1
+            and row.num_prompt_top is None
+            and row.sequence.group is None
+            and not row.sequence.has_penalty
+            for row in self.rows
+        )
 
 
 class SampledToken(NamedTuple):
@@ -66,6 +84,15 @@ class RowResult(NamedTuple):
 
     tokens: list[SampledToken]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class FinishedStep(NamedTuple):
+    """A step that had run by the time its launch returned."""
+
+    rows: list[RowResult]
+
+    def results(self) -> list[RowResult]:
+        return self.rows
 
 
 class RequestEvent(NamedTuple):

@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Iterator
 from itertools import islice
 
+from workers.errors import Overloaded
 from workers.sequence import Sequence
 
 
@@ -18,6 +19,13 @@ class WaitingRoom:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
+
+    def check_room(self, max_num_waiting: int) -> None:
+        """Raises Overloaded when so many wait already."""
+        if len(self._sequences) >= max_num_waiting:
+            raise Overloaded(
+                f"{len(self._sequences)} requests are waiting already", retry_after_s=1.0
+            )
 
     def first(self, num_sequences: int) -> list[Sequence]:
         """The next ones to serve; a copy, so that they may leave meanwhile."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvstore.prefix_hash import chain, pack_tokens, root_hash
 from workers.beam_search import Offer
-from workers.engine import Engine, Runner, Sink
+from workers.engine import Engine, LaunchedStep, Runner, Sink
 from workers.options import SchedulerOptions
 from workers.protocol import (
     BeamParams,
@@ -25,7 +25,7 @@ from workers.protocol import (
     TokenLogprobs,
     TokensEmitted,
 )
-from workers.step_plan import PlannedRow, RowResult, SampledToken, StepPlan
+from workers.step_plan import FinishedStep, PlannedRow, RowResult, SampledToken, StepPlan
 
 VOCAB_SIZE = 32_000
 FINGERPRINT = "bench"
@@ -41,8 +41,8 @@ Watcher = Callable[[StepPlan], None]
 class NullRunner:
     """Draws one and the same token, at once."""
 
-    def run(self, plan: StepPlan) -> list[RowResult]:
-        return [RowResult(_ONE_TOKEN * row.num_draws) for row in plan.rows]
+    def launch(self, plan: StepPlan) -> FinishedStep:
+        return FinishedStep([RowResult(_ONE_TOKEN * row.num_draws) for row in plan.rows])
 
 
 class SlotRunner:
@@ -52,13 +52,15 @@ class SlotRunner:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._slots: NDArray[np.uint32] = np.full((num_blocks, block_size), _EMPTY, dtype=np.uint32)
 
-    def run(self, plan: StepPlan) -> list[RowResult]:
+    def launch(self, plan: StepPlan) -> FinishedStep:
         if plan.copies:
             sources = self._slots[[copy.source for copy in plan.copies]]
             self._slots[[copy.target for copy in plan.copies]] = sources
         for row in plan.rows:
             self._write(row)
-        return [RowResult(self._draw(row) if row.num_draws else []) for row in plan.rows]
+        return FinishedStep(
+            [RowResult(self._draw(row) if row.num_draws else []) for row in plan.rows]
+        )
 
     def _write(self, row: PlannedRow) -> None:
         size = self._slots.shape[1]
@@ -101,9 +103,9 @@ class WatchedRunner:
         self._inner = inner
         self._watch = watch
 
-    def run(self, plan: StepPlan) -> list[RowResult]:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         self._watch(plan)
-        return self._inner.run(plan)
+        return self._inner.launch(plan)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from bench.kv_memory.driver import EngineDriver, NullRunner, random_tokens
 from bench.kv_memory.report import Chart, Column, Table
 from workers.options import SchedulerOptions
-from workers.step_plan import RowResult, StepPlan
+from workers.step_plan import FinishedStep, StepPlan
 
 NUM_SEQUENCES = 256
 BLOCK_SIZE = 16
@@ -67,11 +67,11 @@ class _Clock:
     def tell(self) -> None:
         self.told_s = perf_counter()
 
-    def run(self, plan: StepPlan) -> list[RowResult]:
+    def launch(self, plan: StepPlan) -> FinishedStep:
         self.called_s = perf_counter()
-        results = self._inner.run(plan)
+        step = self._inner.launch(plan)
         self.left_s = perf_counter()
-        return results
+        return step
 
 
 def measure(

@@ -73,11 +73,12 @@ def _search(
     model: CausalLM, prompt: list[int], width: int, num_output_tokens: int, meter: BlockMeter
 ) -> Answer:
     pool = KvPool(layout_of(model, KvDtype.AUTO, BLOCK_SIZE), _NUM_BLOCKS, torch.device("cpu"))
+    limits = SchedulerOptions()
     driver = EngineDriver(
         _NUM_BLOCKS,
         BLOCK_SIZE,
-        SchedulerOptions(),
-        runner=ModelRunner(model, pool, pool.device),
+        limits,
+        runner=ModelRunner(model, pool, pool.device, limits),
         watch=meter,
         eos_token_ids=frozenset(model.spec.eos_token_ids),
     )

@@ -18,7 +18,7 @@ from workers.protocol import (
     TokenLogprobs,
     TokensEmitted,
 )
-from workers.step_plan import PlannedRow, RowResult, SampledToken, StepPlan
+from workers.step_plan import FinishedStep, PlannedRow, RowResult, SampledToken, StepPlan
 
 VOCAB = 50
 EMPTY = -1
@@ -69,8 +69,9 @@ class SlotRunner:
         self.slots = [EMPTY] * (num_blocks * block_size)
         self.num_copies = 0
         self.num_computed_tokens = 0
+        self._place_to_latest: dict[int, int] = {}
 
-    def run(self, plan: StepPlan) -> list[RowResult]:
+    def launch(self, plan: StepPlan) -> FinishedStep:
         size = self.block_size
         for copy in plan.copies:
             source = self.slots[copy.source * size : (copy.source + 1) * size]
@@ -84,7 +85,13 @@ class SlotRunner:
                 written.add(slot)
                 self.slots[slot] = row.sequence.tokens[position]
                 self.num_computed_tokens += 1
-        return [RowResult(self._draw(row)) for row in plan.rows]
+            if row.is_pending:
+                self.slots[slot] = self._place_to_latest[row.sequence.place]
+        results = [RowResult(self._draw(row)) for row in plan.rows]
+        for row, result in zip(plan.rows, results, strict=True):
+            if result.tokens:
+                self._place_to_latest[row.sequence.place] = result.tokens[0].token_id
+        return FinishedStep(results)
 
     def _draw(self, row: PlannedRow) -> list[SampledToken]:
         sequence, end = row.sequence, row.start + row.num_tokens

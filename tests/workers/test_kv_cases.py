@@ -93,7 +93,7 @@ class Server:
         )  # fmt: skip
         limits = SchedulerOptions(**{"max_model_len": 512, **options})  # type: ignore[arg-type]
         self.engine = Engine(
-            ModelRunner(model, pool, torch.device("cpu")), self.info, limits, frozenset({2})
+            ModelRunner(model, pool, torch.device("cpu"), limits), self.info, limits, frozenset({2})
         )
         self._num_requests = 0
         self._told: dict[str, list[EngineEvent]] = {}

@@ -1,73 +1,27 @@
 """The scheduler driven step by step over a fake model whose output depends on every slot it reads."""
 
-from dataclasses import dataclass
-
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from engine_bench import BLOCK, Bench
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from slot_model import (
-    SlotRunner,
-    expected_beams,
-    expected_output,
-    make_info,
-    make_request,
-    next_token,
-    outputs_of,
-)
+from slot_model import expected_beams, expected_output, next_token, outputs_of
 
-from workers.engine import Engine
-from workers.options import POLICIES, SchedulerOptions
 from workers.protocol import (
     BeamParams,
-    EngineEvent,
     FinishReason,
     RequestFailed,
     RequestStarted,
     SequenceFinished,
     TokensEmitted,
 )
+from workers.step_plan import RowResult, StepPlan
 
-BLOCK = 4
 
-
-class Bench:
-    """One engine without its thread, and everything each request was told."""
-
-    def __init__(self, num_blocks: int = 64, **options: int | bool | str) -> None:
-        self.runner = SlotRunner(num_blocks, BLOCK)
-        info = make_info(num_blocks, BLOCK, options.get("max_model_len", 4096))
-        self.engine = Engine(self.runner, info, SchedulerOptions(**options), frozenset({49}))  # type: ignore[arg-type]
-        self.events: dict[str, list[EngineEvent]] = {}
-
-    def submit(self, request_id: str, prompt: list[int], max_tokens: int, **fields: object) -> None:
-        told = self.events[request_id] = []
-        self.engine.submit(make_request(request_id, prompt, max_tokens, **fields), told.extend)  # type: ignore[arg-type]
-
-    def run(self) -> None:
-        for _ in range(10_000):
-            if not self.engine.step():
-                return
-            self.engine.check_invariants()
-        raise AssertionError("the engine never came to rest")
-
-    def started(self, request_id: str) -> RequestStarted:
-        return next(e for e in self.events[request_id] if isinstance(e, RequestStarted))
-
-    def finish(self, request_id: str) -> list[SequenceFinished]:
-        return [e for e in self.events[request_id] if isinstance(e, SequenceFinished)]
-
-    @property
-    def pool(self) -> tuple[int, int]:
-        stats = self.engine.report().stats
-        return stats.num_used_blocks, stats.num_free_blocks + stats.num_cached_blocks
+@pytest.fixture(params=[False, True], ids=["in_turn", "ahead"], autouse=True)
+def _whether_steps_are_planned_ahead(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "plans_ahead", request.param)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 512])
@@ -326,13 +280,51 @@ def test_a_cancelled_request_frees_its_blocks_before_the_next_step() -> None:
 def test_a_step_that_breaks_fails_its_requests_and_nothing_else() -> None:
     bench = Bench()
     bench.submit("a", [1, 2, 3], 5)
-    run, bench.runner.run = bench.runner.run, None  # type: ignore[assignment,method-assign]
+    launch, bench.runner.launch = bench.runner.launch, None  # type: ignore[assignment,method-assign]
     bench.engine.step()
-    bench.runner.run = run  # type: ignore[method-assign]
+    bench.runner.launch = launch  # type: ignore[method-assign]
     assert isinstance(bench.events["a"][-1], RequestFailed)
     bench.submit("b", [1, 2, 3], 5)
     bench.run()
     assert outputs_of(bench.events["b"]) == [expected_output([1, 2, 3], 5)]
+    assert bench.pool == (0, 64)
+
+
+class BrokenStep:
+    def results(self) -> list[RowResult]:
+        raise RuntimeError("the device has failed")
+
+
+def test_results_that_never_come_fail_the_step_and_the_one_launched_behind_it() -> None:
+    bench = Bench()
+    bench.submit("a", [1, 2, 3], 9)
+    bench.engine.step()
+    bench.submit("b", [4, 5, 6], 9)
+    launch = bench.runner.launch
+
+    def launch_broken(plan: StepPlan) -> BrokenStep:
+        launch(plan)
+        return BrokenStep()
+
+    bench.runner.launch = launch_broken  # type: ignore[method-assign,assignment]
+    bench.engine.step()
+    bench.runner.launch = launch  # type: ignore[method-assign]
+    bench.submit("d", [7, 8, 9], 9)
+    bench.run()
+    if Bench.plans_ahead:  # its prompt was launched behind the broken step
+        assert isinstance(bench.events["d"][-1], RequestFailed)
+    else:
+        assert outputs_of(bench.events["d"]) == [expected_output([7, 8, 9], 9)]
+    # In turn, the step that broke has both; ahead, the one before it is whole, and "b" may be behind it.
+    for name, prompt in {"a": [1, 2, 3], "b": [4, 5, 6]}.items():
+        (told,) = outputs_of(bench.events[name])
+        expected = expected_output(prompt, 9)
+        is_failed = isinstance(bench.events[name][-1], RequestFailed)
+        assert told == (expected[: len(told)] if is_failed else expected)
+    assert isinstance(bench.events["a"][-1], RequestFailed)
+    bench.submit("c", [1, 2, 3], 5)
+    bench.run()
+    assert outputs_of(bench.events["c"]) == [expected_output([1, 2, 3], 5)]
     assert bench.pool == (0, 64)
 
 
@@ -347,122 +339,6 @@ def test_clearing_the_cache_while_a_sequence_runs() -> None:
     bench.submit("b", list(range(9)), 1)
     bench.run()
     assert bench.started("b").num_cached_tokens == 8
-
-
-@dataclass
-class Expected:
-    """What a request must be told: the tokens of each of its sequences, and of beams the scores."""
-
-    outputs: list[list[int]]
-    scores: list[float] | None = None
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Random requests with shared prefixes, forks, beams, priorities and cancels over a pool far too small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expected: dict[str, Expected] = {}
-        self.cancelled: set[str] = set()
-
-    @initialize(eviction=st.sampled_from(POLICIES))
-    def begin(self, eviction: str) -> None:
-        self.bench = Bench(
-            num_blocks=10, max_num_batched_tokens=7, max_num_seqs=5, eviction=eviction
-        )
-
-    @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14),
-        max_tokens=st.integers(1, 14),
-        n=st.integers(1, 3),
-        salt=st.sampled_from([b"x", b"y"]),
-        priority=st.integers(-1, 1),
-    )
-    def submit(
-        self, prompt: list[int], max_tokens: int, n: int, salt: bytes, priority: int
-    ) -> None:
-        name = f"r{len(self.expected)}"
-        outputs = [expected_output(prompt, max_tokens, k) for k in range(n)]
-        self.expected[name] = Expected(outputs)
-        self.bench.submit(name, prompt, max_tokens, n=n, salt=salt, priority=priority)
-
-    @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
-        max_tokens=st.integers(1, 6),
-        width=st.integers(1, 3),
-        early_stopping=st.sampled_from([True, False, None]),
-        stops=st.frozensets(st.integers(0, 49), max_size=2),
-    )
-    def submit_beams(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        width: int,
-        early_stopping: bool | None,
-        stops: frozenset[int],
-    ) -> None:
-        name = f"r{len(self.expected)}"
-        beam = BeamParams(width, 1.0, early_stopping)
-        results = expected_beams(prompt, beam, max_tokens, width, stops)
-        self.expected[name] = Expected(
-            [list(r.tokens) for r in results], [r.score for r in results]
-        )
-        self.bench.submit(name, prompt, max_tokens, n=width, beam=beam, stop_token_ids=tuple(stops))
-
-    @rule(num_steps=st.integers(1, 6))
-    def steps(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.bench.engine.step()
-            self.bench.engine.check_invariants()
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.expected)))
-        self.cancelled.add(name)
-        self.bench.engine.cancel(name)
-
-    @rule()
-    def clear(self) -> None:
-        self.bench.engine._scheduler.memory.tree.clear()
-
-    @invariant()
-    def nothing_wrong_was_said(self) -> None:
-        for name, expected in self.expected.items():
-            told = outputs_of(self.bench.events[name], len(expected.outputs))
-            for got, want in zip(told, expected.outputs, strict=True):
-                assert got == want[: len(got)]
-
-    def teardown(self) -> None:
-        self.bench.run()
-        self.bench.engine.check_invariants()
-        assert self.bench.pool == (0, 10)
-        for name, expected in self.expected.items():
-            if name in self.cancelled:
-                continue
-            told = self.bench.events[name]
-            assert outputs_of(told, len(expected.outputs)) == expected.outputs
-            assert len(self.bench.finish(name)) == len(expected.outputs)
-            if expected.scores is not None:
-                assert [e.score for e in self.bench.finish(name)] == pytest.approx(expected.scores)
-
-
-# 350 runs of up to 60 operations: twenty thousand of them.
-EngineMachine.TestCase.settings = settings(max_examples=350, stateful_step_count=60)
-TestEngineMachine = EngineMachine.TestCase
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_million_operations() -> None:
-    marathon = settings(
-        max_examples=17_000,
-        stateful_step_count=60,
-        phases=[Phase.generate],
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(EngineMachine, settings=marathon)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,0 +1,1 @@
+"""What one engine step costs beside the model."""
