@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.batch import AttentionBatch
 from kvstore.kv_pool import KvPool
+from workers.decode_graphs import Capture, DecodeGraphs
 from workers.options import SchedulerOptions
 from workers.protocol import TokenLogprobs
 from workers.sampling import Draw, DrawInputs, Drawn, draw, finish, likeliest, score, stage_draws
@@ -56,10 +57,17 @@ class ModelRunner:
 
     Args:
         limits: of the scheduler whose plans these are.
+        capture: makes replays of decode steps; without it every step is launched operation by operation.
     """
 
     def __init__(
-        self, model: CausalModel, pool: KvPool, device: torch.device, limits: SchedulerOptions
+        self,
+        model: CausalModel,
+        pool: KvPool,
+        device: torch.device,
+        limits: SchedulerOptions,
+        *,
+        capture: Capture | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -67,6 +75,17 @@ class ModelRunner:
         self._inputs = InputBuilder(limits, pool.layout.block_size, device)
         # The last token drawn for each place, so that the next step can begin before the host has read it.
         self._latest = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
+        self._graphs = None if capture is None else self._captured(capture, limits)
+
+    @torch.inference_mode()
+    def _captured(self, capture: Capture, limits: SchedulerOptions) -> DecodeGraphs:
+        return DecodeGraphs(
+            lambda inputs, batch: self._model.logits(self._forward(inputs, inputs.places, batch)),
+            self._inputs,
+            capture,
+            limits.max_num_seqs,
+            limits.max_model_len,
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
@@ -76,22 +95,35 @@ class ModelRunner:
         if not plan.rows:
             return RunningStep((), None, [], [])
         drawing = [row for row in plan.rows if row.num_draws]
-        inputs = self._inputs.build(plan.rows)
+        size = self._graph_size(plan.rows)
+        inputs = self._inputs.build(plan.rows, size)
         draws = stage_draws(_draws(drawing), len(drawing), self._inputs.staging)
         self._inputs.send()
-        hidden = self._forward(inputs)
+        if self._graphs is not None and size is not None:
+            logits = self._graphs.replay(size)[: len(drawing)]
+            return self._draw(logits, plan.rows, drawing, draws, [()] * len(drawing))
+        hidden = self._forward(inputs, inputs.owners, self._inputs.batch(inputs))
         scores = [self._score(hidden, row, start) for row, start in _starts(plan.rows)]
         if not drawing:
             return RunningStep(plan.rows, None, [], scores)
         logits = self._model.logits(hidden.index_select(0, inputs.ends))
         return self._draw(logits, plan.rows, drawing, draws, scores)
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
+    def _graph_size(self, rows: Rows) -> int | None:
+        """The size of the captured step that these rows fit; None: another kind of step."""
+        is_decode = all(
+            row.num_tokens == 1 and row.num_draws == 1 and row.num_prompt_top is None
+            for row in rows
+        )
+        if self._graphs is None or not is_decode:
+            return None
+        return self._graphs.size_for(len(rows))
+
+    def _forward(self, inputs: StepInputs, owners: Tensor | None, batch: AttentionBatch) -> Tensor:
         token_ids = inputs.token_ids
-        if inputs.owners is not None:
-            latest = self._latest.index_select(0, inputs.owners)
+        if owners is not None:
+            latest = self._latest.index_select(0, owners)
             token_ids = torch.where(token_ids == PENDING, latest, token_ids)
-        batch = self._inputs.batch(inputs)
         return self._model.forward(token_ids, inputs.positions, batch, self._pool)
 
     def _draw(

@@ -32,6 +32,11 @@ class RunningRow:
     def last(self) -> Sequence:
         return self._sequences[-1]
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether somebody runs, and nobody's token is on its way."""
+        return bool(self._sequences) and not any(s.has_pending_token for s in self._sequences)
+
     def of_request(self, request_id: str) -> list[Sequence]:
         return [s for s in self._sequences if s.request_id == request_id]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels import dispatch
+from workers.host_fetch import HostFetch
 from workers.philox import uniforms
 from workers.protocol import TokenLogprobs
 from workers.sequence import Sequence
@@ -42,18 +43,14 @@ class DrawInputs:
         draws: what they were made of.
         rows: int64 [num_draws], or None when each row of the logits is drawn from once, in order.
         places: int64 [num_draws]; of the sequences that draw.
-        temperature, top_p, min_p, uniform: float32 [num_draws]; top_k: int32 [num_draws]; None when all
-            draws are greedy.
+        filters: temperature, top_k, top_p, min_p and a random number of each draw, [num_draws], as
+            `kernels.dispatch.sample_tokens` takes them; None when all draws are greedy.
     """
 
     draws: SequenceOf[Draw]
     rows: Tensor | None
     places: Tensor
-    temperature: Tensor | None = None
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
-    uniform: Tensor | None = None
+    filters: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +59,14 @@ class Drawn:
 
     Attributes:
         token_ids: int64 [num_draws].
-        is_valid: bool [num_draws]; False where the logits held NaN or +inf. One broken request must not end
-            its neighbours.
-        logprobs: float32 [num_draws, vocab_size] of the model's own distribution, or None.
+        fetch: brings to the host: int64 [num_draws], a token id, or its complement where the logits held NaN
+            or +inf (one broken request must not end its neighbours); and when a draw wants log-probabilities
+            those of the tokens, float32 [num_draws], and of the likeliest ones values and ids [num_draws, k].
     """
 
     inputs: DrawInputs
     token_ids: Tensor
-    is_valid: Tensor
-    logprobs: Tensor | None
+    fetch: HostFetch
 
 
 def stage_draws(draws: SequenceOf[Draw], num_rows: int, staging: StagingBuffer) -> DrawInputs:
@@ -81,17 +77,15 @@ def stage_draws(draws: SequenceOf[Draw], num_rows: int, staging: StagingBuffer) 
     samplings = [draw.sequence.sampling for draw in draws]
     temperature = np.array([s.temperature for s in samplings], np.float32)
     if not temperature.any():
-        return DrawInputs(draws, rows, places)
-    return DrawInputs(
-        draws,
-        rows,
-        places,
+        return DrawInputs(draws, rows, places, None)
+    filters = (
         staging.put(temperature),
         staging.put(np.array([s.top_k for s in samplings], np.int32)),
         staging.put(np.array([s.top_p for s in samplings], np.float32)),
         staging.put(np.array([s.min_p for s in samplings], np.float32)),
         staging.put(_random_numbers(draws)),
     )
+    return DrawInputs(draws, rows, places, filters)
 
 
 def _random_numbers(draws: SequenceOf[Draw]) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
@@ -109,33 +103,45 @@ def draw(logits: Tensor, inputs: DrawInputs) -> Drawn:
         logits: float32 [num_rows, vocab_size], the model's own; not changed.
     """
     rows = logits if inputs.rows is None else logits.index_select(0, inputs.rows)
+    token_ids = _token_ids(_adjusted(rows, inputs.draws), inputs)
     is_valid = torch.isfinite(rows.amax(dim=-1))
-    logprobs = _logprobs_rows(rows, inputs.draws)
-    rows = _adjusted(rows, inputs.draws)
-    if inputs.temperature is None:
-        return Drawn(inputs, rows.argmax(dim=-1), is_valid, logprobs)
-    token_ids = dispatch.sample_tokens(
-        rows,
-        inputs.temperature,
-        inputs.top_k,
-        inputs.top_p,
-        inputs.min_p,
-        inputs.uniform,
-    )
-    return Drawn(inputs, token_ids, is_valid, logprobs)
+    signed = torch.where(is_valid, token_ids, ~token_ids)
+    num_top = max((n for n in map(_num_top, inputs.draws) if n is not None), default=None)
+    if num_top is None:
+        return Drawn(inputs, token_ids, HostFetch([signed]))
+    logprobs = rows.log_softmax(dim=-1)
+    chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
+    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
+    return Drawn(inputs, token_ids, HostFetch([signed, chosen, values, ids]))
+
+
+def _token_ids(rows: Tensor, inputs: DrawInputs) -> Tensor:
+    if inputs.filters is None:
+        return rows.argmax(dim=-1)
+    return dispatch.sample_tokens(rows, *inputs.filters)
+
+
+def _num_top(draw: Draw) -> int | None:
+    return draw.sequence.sampling.logprobs
 
 
 def finish(drawn: Drawn) -> list[SampledToken]:
     """The tokens, in the order of the draws; waits for the device."""
-    token_ids, is_valid = drawn.token_ids.tolist(), drawn.is_valid.tolist()
-    if drawn.logprobs is None:
-        return [SampledToken(t, None, valid) for t, valid in zip(token_ids, is_valid, strict=True)]
+    signed, *scores = (tensor.tolist() for tensor in drawn.fetch.wait())
+    if not scores:
+        return [SampledToken(t) if t >= 0 else SampledToken(~t, is_valid=False) for t in signed]
     return [
-        SampledToken(token_id, _logprobs_of(row, token_id, draw.sequence.sampling.logprobs), valid)
-        for token_id, valid, row, draw in zip(
-            token_ids, is_valid, drawn.logprobs, drawn.inputs.draws, strict=True
-        )
+        SampledToken(max(token_id, ~token_id), _logprobs(_num_top(draw), *score), token_id >= 0)
+        for draw, token_id, *score in zip(drawn.inputs.draws, signed, *scores, strict=True)
     ]
+
+
+def _logprobs(
+    num_top: int | None, chosen: float, values: list[float], ids: list[int]
+) -> TokenLogprobs | None:
+    if num_top is None:
+        return None
+    return TokenLogprobs(chosen, tuple(zip(ids[:num_top], values[:num_top], strict=True)))
 
 
 def likeliest(logits: Tensor, rows: SequenceOf[tuple[int, int]]) -> list[list[SampledToken]]:
@@ -219,19 +225,3 @@ def _penalize(logits: Tensor, sequence: Sequence) -> None:
         logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(
             logits.dtype
         )
-
-
-def _logprobs_rows(rows: Tensor, draws: SequenceOf[Draw]) -> Tensor | None:
-    if all(draw.sequence.sampling.logprobs is None for draw in draws):
-        return None
-    return rows.log_softmax(dim=-1)
-
-
-def _logprobs_of(row: Tensor, token_id: int, num_top: int | None) -> TokenLogprobs | None:
-    if num_top is None:
-        return None
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top > 0:
-        values, ids = row.topk(num_top)
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(float(row[token_id]), top)

@@ -141,16 +141,11 @@ class Scheduler:
                 break
         if self.counters.preemptions_total == num_preemptions_before:
             self._admit(rows, budget)
-        if not rows and self._is_stuck and len(self._waiting) == num_waiting_before:
+        if not rows and self._running.is_held_up and len(self._waiting) == num_waiting_before:
             # Beams wait for siblings that find no room: the last ones in the row give theirs up.
             self._preempt(self._running.last)
         self.counters.steps_total += 1
         return StepPlan(self.memory.drain_copies(), tuple(rows))
-
-    @property
-    def _is_stuck(self) -> bool:
-        """Whether somebody runs, and nobody's token is on its way."""
-        return len(self._running) > 0 and not any(s.has_pending_token for s in self._running)
 
     def _plan_one(self, sequence: Sequence, budget: int, rows: list[PlannedRow]) -> int:
         """How much of the budget it takes."""

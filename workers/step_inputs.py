@@ -69,6 +69,7 @@ class InputBuilder:
         staging: through which the small arrays of a step travel; others may put theirs in between
             `build` and `send`.
         tables: int32 [max_num_seqs, max_blocks] on the device; a running sequence's blocks, by its place.
+        block_size: slots in a block.
     """
 
     def __init__(self, limits: SchedulerOptions, block_size: int, device: torch.device) -> None:
@@ -80,7 +81,7 @@ class InputBuilder:
             + _SPARE_BYTES
         )
         self.staging = StagingBuffer(num_bytes, device)
-        self._block_size = block_size
+        self.block_size = block_size
         self._host_tables = BlockTables(limits.max_num_seqs, max_blocks)
         self._is_shared = device.type == "cpu"
         host_rows = torch.from_numpy(self._host_tables.rows)
@@ -94,8 +95,8 @@ class InputBuilder:
             num_padded: pad decoding rows to so many, with rows that stand for no sequence.
         """
         self.staging.begin()
-        columns = np.array([(r.sequence.place, r.start, r.num_tokens) for r in rows], np.int64).T
-        places, starts, num_tokens = columns
+        cells = [(row.sequence.place, row.start, row.num_tokens) for row in rows]
+        places, starts, num_tokens = np.array(cells, np.int64).reshape(-1, 3).T
         changes = self._follow(rows)
         query_starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(num_tokens, out=query_starts[1:])
@@ -104,11 +105,11 @@ class InputBuilder:
         arrays = [
             _token_ids(rows, len(positions)),
             positions,
-            self._host_tables.slots(owners, positions, self._block_size),
+            self._host_tables.slots(owners, positions, self.block_size),
             places,
         ]
         context_lens = starts + num_tokens
-        ends = query_starts[1:][[row.num_draws > 0 for row in rows]] - 1
+        ends = query_starts[1:][np.array([row.num_draws > 0 for row in rows], bool)] - 1
         if num_padded is not None:
             arrays = [_padded(a, num_padded, fill) for a, fill in zip(arrays, _FILLS, strict=True)]
             query_starts = np.arange(num_padded + 1)
@@ -126,7 +127,7 @@ class InputBuilder:
             ends=put(ends),
             host_query_starts=query_starts,
             host_context_lens=context_lens,
-            max_blocks=max(len(row.sequence.table.block_ids) for row in rows),
+            max_blocks=max((len(row.sequence.table.block_ids) for row in rows), default=0),
         )
         self._stage_tables(changes)
         return inputs
@@ -174,7 +175,7 @@ class InputBuilder:
             block_tables=tables,
             query_starts=tuple(inputs.host_query_starts.tolist()),
             context_lens=tuple(inputs.host_context_lens.tolist()),
-            block_size=self._block_size,
+            block_size=self.block_size,
         )
         batch.memo[DeviceBatch] = DeviceBatch(
             slots=inputs.slots,
@@ -183,7 +184,7 @@ class InputBuilder:
             context_lens=inputs.context_lens,
             max_query_len=int(query_lens.max()),
             max_context_len=int(inputs.host_context_lens.max()),
-            block_size=self._block_size,
+            block_size=self.block_size,
         )
         return batch
 

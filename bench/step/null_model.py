@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.batch import AttentionBatch
 from kvstore.kv_layout import KvDtype, KvLayout
 from kvstore.kv_pool import KvPool
-from workers.engine import Engine, Sink
+from workers.engine import Engine
 from workers.model_runner import ModelRunner
 from workers.options import SchedulerOptions
 from workers.protocol import GenerateRequest, ReplicaInfo, SamplingParams
@@ -91,6 +91,3 @@ def request(
 
 def ignore(_events: object) -> None:
     """A sink for those who only want the engine to be told."""
-
-
-__all__ = ["Sink", "ignore", "null_engine", "request"]

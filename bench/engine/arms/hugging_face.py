@@ -12,6 +12,7 @@ def make(settings: dict[str, Any]) -> Generate:
     torch.set_num_threads(settings["num_threads"])
     dtype = getattr(torch, settings["dtype"])
     model: Any = AutoModelForCausalLM.from_pretrained(settings["model_dir"], dtype=dtype).eval()
+    model.generation_config.eos_token_id = None  # go on past it
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
         token_ids = torch.tensor(prompts)
@@ -21,7 +22,6 @@ def make(settings: dict[str, Any]) -> Generate:
                 attention_mask=torch.ones_like(token_ids),
                 do_sample=False,
                 max_new_tokens=num_tokens,
-                eos_token_id=-1,  # never drawn
                 pad_token_id=0,
             )
         tokens: list[list[int]] = rows[:, token_ids.shape[1] :].tolist()
