@@ -11,6 +11,7 @@ import torch
 from kvstore.kv_layout import KvDtype, KvLayout
 from kvstore.kv_pool import KvPool
 from kvstore.prefix_hash import fingerprint
+from workers.decode_graphs import CudaGraphs
 from workers.engine import Engine, IndexSink
 from workers.model_runner import ModelRunner
 from workers.model_store import model_digest, resolve_model
@@ -88,14 +89,21 @@ def build_engine(
         eviction=options.eviction,
         min_partial_tokens=options.min_partial_tokens,
     )
-    runner = ModelRunner(network, KvPool(layout, num_blocks, device), device, scheduling)
+    is_cuda = device.type == "cuda"
+    runner = ModelRunner(
+        network,
+        KvPool(layout, num_blocks, device),
+        device,
+        scheduling,
+        capture=CudaGraphs() if is_cuda and options.cuda_graphs else None,
+    )
     engine = Engine(
         runner,
         info,
         scheduling,
         frozenset(spec.eos_token_ids),
         index,
-        plans_ahead=device.type == "cuda",
+        plans_ahead=is_cuda,
     )
     return BuiltEngine(engine, model_dir)
 

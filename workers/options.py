@@ -61,6 +61,7 @@ class EngineOptions:
         eviction: what is forgotten first when memory is short: lru, lfu, slru, s3_fifo, hit_density.
         min_partial_tokens: a known block of which only a head is wanted is copied when the head has at least
             this many tokens; below it is computed again.
+        cuda_graphs: capture decode steps at start-up and replay them; only on a CUDA device.
     """
 
     num_kv_blocks: int | None = None
@@ -74,6 +75,7 @@ class EngineOptions:
     watermark: float = 0.01
     eviction: str = "lru"
     min_partial_tokens: int = 1
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         _check_at_least_one(

@@ -71,7 +71,9 @@ class TableMachine(RuleBasedStateMachine):
         sequence = self._pick(data)
         sequence.table.release(self.pool)
         if comes_back:  # preempted and admitted again, with the same table object
+            taken = self.pool.allocate(1)  # by somebody else meanwhile
             sequence.table.append(self.pool.allocate(2))
+            self.pool.release(taken)
             del sequence.tokens[2 * BLOCK :]
         else:
             del self.place_to_sequence[sequence.place]
