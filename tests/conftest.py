@@ -1,6 +1,8 @@
-"""What holds for every test: one BLAS thread, repeatable examples in CI, GPU tests only where a GPU is."""
+"""What holds for every test: one BLAS thread, repeatable examples in CI, GPU tests only where a GPU is, and
+Triton kernels in Triton's interpreter where there is none."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -9,6 +11,10 @@ from hypothesis import HealthCheck, Phase, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Triton reads it once, when it is first imported, which several libraries do on their own. Asked of the system,
+# because asking torch takes seconds that most runs of a single test can spare.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile(
     "local", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
