@@ -11,6 +11,7 @@ import torch
 from kvstore.kv_layout import KvDtype, KvLayout
 from kvstore.kv_pool import KvPool
 from kvstore.prefix_hash import fingerprint
+from workers.cpu_weights import WeightForm, weight_form
 from workers.decode_graphs import CudaGraphs
 from workers.engine import Engine, IndexSink
 from workers.model_runner import ModelRunner
@@ -62,11 +63,17 @@ def build_engine(
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = _device(model.device)
-    dtype = _compute_dtype(model.dtype, device)
+    form = weight_form(options.cpu_weights, model.dtype, device)
     model_dir = resolve_model(
         model.name, revision=model.revision, cache_dir=cache_dir, progress=progress
     )
-    network = load_model(model_dir, dtype=dtype, device=device, progress=progress)
+    network = load_model(
+        model_dir,
+        dtype=form.compute_dtype,
+        device=device,
+        progress=progress,
+        make_projection=form.make_projection,
+    )
     spec = network.spec
     layout = KvLayout(
         num_layers=spec.num_layers,
@@ -74,10 +81,10 @@ def build_engine(
         head_dim=spec.head_dim,
         block_size=model.block_size,
         kv_dtype=KvDtype(model.kv_dtype),
-        compute_dtype=dtype,
+        compute_dtype=form.compute_dtype,
     )
     num_blocks = _num_blocks(options, layout, device)
-    info = _info(model, model_dir, layout, spec, num_blocks, device, replica_id)
+    info = _info(model, model_dir, layout, spec, form, num_blocks, device, replica_id)
     index = make_index(info) if make_index is not None else None
     scheduling = SchedulerOptions(
         max_num_seqs=options.max_num_seqs,
@@ -113,6 +120,7 @@ def _info(
     model_dir: Path,
     layout: KvLayout,
     spec: ModelSpec,
+    form: WeightForm,
     num_blocks: int,
     device: torch.device,
     replica_id: str,
@@ -130,6 +138,7 @@ def _info(
         fingerprint=fingerprint(
             {
                 "model": model_digest(model_dir),
+                "weights": form.name,
                 "compute_dtype": compute_dtype,
                 "kv_dtype": model.kv_dtype,
                 "block_size": layout.block_size,
@@ -150,14 +159,6 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 def _num_blocks(options: EngineOptions, layout: KvLayout, device: torch.device) -> int:

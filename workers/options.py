@@ -16,7 +16,7 @@ class ModelOptions:
     Attributes:
         name: a directory, a `.gguf` file or a hub id; also what clients call it.
         revision: branch, tag or commit of a hub id.
-        dtype: compute dtype: auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16, float16.
+        dtype: compute dtype: auto (bfloat16 on a GPU, as `cpu_weights` asks on a CPU), float32, bfloat16, float16.
         kv_dtype: the KV pool's: auto (the compute dtype) or fp8_e4m3 (one scale a token and head).
         block_size: token positions in a block.
         max_model_len: prompt + output of one sequence; None takes the model's own limit.
@@ -61,6 +61,8 @@ class EngineOptions:
         eviction: what is forgotten first when memory is short: lru, lfu, slru, s3_fifo, hit_density.
         min_partial_tokens: a known block of which only a head is wanted is copied when the head has at least
             this many tokens; below it is computed again.
+        cpu_weights: on a CPU: auto (bf16 where the processor multiplies it, else fp32), fp32, bf16, or int8
+            (8 bits for weights and, row by row, for activations).
         cuda_graphs: capture decode steps at start-up and replay them; only on a CUDA device.
     """
 
@@ -75,6 +77,7 @@ class EngineOptions:
     watermark: float = 0.01
     eviction: str = "lru"
     min_partial_tokens: int = 1
+    cpu_weights: str = "auto"
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class EngineOptions:
         )
         if self.kv_memory_gib is not None and self.kv_memory_gib <= 0:
             raise ValueError(f"kv_memory_gib must be above 0, not {self.kv_memory_gib}")
+        _check_choice("cpu_weights", self.cpu_weights, ("auto", "fp32", "bf16", "int8"))
         _check_choice("eviction", self.eviction, POLICIES)
         if not 0 <= self.watermark <= 0.5:
             raise ValueError(f"watermark must lie between 0 and 0.5, not {self.watermark}")

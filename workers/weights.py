@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workers.checkpoint import Checkpoint
 from workers.layers.attention import Attention
-from workers.layers.linear import Linear
+from workers.layers.linear import Linear, MakeProjection, Projection
 from workers.layers.mlp import GatedMlp
 from workers.layers.norm import RmsNorm
 from workers.layers.rotary import RotaryEmbedding
@@ -22,8 +22,12 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
+    make_projection: MakeProjection = Linear,
 ) -> CausalLM:
     """The model in `model_dir` (config.json and safetensors, sharded or not), its weights cast to `dtype`.
+
+    Args:
+        make_projection: from each matrix that activations are multiplied by.
 
     Raises:
         UnsupportedModel: config.json asks for something not built here.
@@ -32,7 +36,7 @@ def load_model(
     spec = ModelSpec.from_dir(model_dir)
     with Checkpoint(model_dir, dtype, device, progress or silent) as checkpoint:
         checkpoint.expect(expected_shapes(spec), optional=_optional_names(spec))
-        return _build(spec, checkpoint, dtype, device)
+        return _build(spec, checkpoint, dtype, device, make_projection)
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -75,7 +79,11 @@ def _optional_names(spec: ModelSpec) -> frozenset[str]:
 
 
 def _build(
-    spec: ModelSpec, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    make_projection: MakeProjection,
 ) -> CausalLM:
     embedding = checkpoint.take("model.embed_tokens.weight")
     head = embedding if spec.tie_embeddings else checkpoint.take("lm_head.weight")
@@ -83,24 +91,29 @@ def _build(
         spec=spec,
         embedding=embedding,
         rotary=RotaryEmbedding(spec.rope, spec.head_dim, dtype, device),
-        layers=tuple(_build_layer(spec, checkpoint, i) for i in range(spec.num_layers)),
+        layers=tuple(
+            _build_layer(spec, checkpoint, i, make_projection) for i in range(spec.num_layers)
+        ),
         norm=RmsNorm(checkpoint.take("model.norm.weight"), spec.norm_eps),
-        head=Linear(head),
+        head=make_projection(head, None),
     )
 
 
-def _build_layer(spec: ModelSpec, checkpoint: Checkpoint, index: int) -> DecoderLayer:
+def _build_layer(
+    spec: ModelSpec, checkpoint: Checkpoint, index: int, make_projection: MakeProjection
+) -> DecoderLayer:
     prefix = f"model.layers.{index}."
 
     def norm(name: str) -> RmsNorm:
         return RmsNorm(checkpoint.take(f"{prefix}{name}.weight"), spec.norm_eps)
 
-    def linear(*names: str, has_bias: bool) -> Linear:
+    def linear(*names: str, has_bias: bool) -> Projection:
         """The named projections' rows, one after another."""
         weight = _stack([checkpoint.take(f"{prefix}{name}.weight") for name in names])
         if not has_bias:
-            return Linear(weight)
-        return Linear(weight, _stack([checkpoint.take(f"{prefix}{name}.bias") for name in names]))
+            return make_projection(weight, None)
+        biases = [checkpoint.take(f"{prefix}{name}.bias") for name in names]
+        return make_projection(weight, _stack(biases))
 
     return DecoderLayer(
         attention_norm=norm("input_layernorm"),

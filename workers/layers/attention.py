@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.batch import AttentionBatch
 from kernels.paged_cache import PagedCache
-from workers.layers.linear import Linear
+from workers.layers.linear import Projection
 from workers.layers.norm import RmsNorm
 from workers.layers.rotary import Rotation
 
@@ -22,8 +22,8 @@ class Attention:
         sliding_window: how many tokens a row sees, itself included; None: all.
     """
 
-    qkv: Linear
-    output: Linear
+    qkv: Projection
+    output: Projection
     qk_norm: RmsNorm | None
     num_q_heads: int
     num_kv_heads: int

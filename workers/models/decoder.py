@@ -10,7 +10,7 @@ from kernels.batch import AttentionBatch
 from kernels.paged_cache import PagedCache
 from kvstore.kv_pool import KvPool
 from workers.layers.attention import Attention
-from workers.layers.linear import Linear
+from workers.layers.linear import Projection
 from workers.layers.mlp import GatedMlp
 from workers.layers.norm import RmsNorm
 from workers.layers.rotary import RotaryEmbedding, Rotation
@@ -51,7 +51,7 @@ class CausalLM:
 
     Attributes:
         embedding: [vocab_size, hidden_size].
-        head: the projection to the vocabulary; its weight is `embedding` itself in a tied model.
+        head: the projection to the vocabulary, of `embedding` itself in a tied model.
     """
 
     spec: ModelSpec
@@ -59,7 +59,7 @@ class CausalLM:
     rotary: RotaryEmbedding
     layers: tuple[DecoderLayer, ...]
     norm: RmsNorm
-    head: Linear
+    head: Projection
 
     @property
     def dtype(self) -> torch.dtype:
