@@ -8,7 +8,13 @@ unwritten one: its score is masked to -inf, its weight is exactly 0, and 0 times
                           s0 s1 s2 s3 s3*      * padding: the last own slot again, masked
                           s0 s1 s2 s3 s3*
 
-Longer chunks of queries run one sequence at a time, in tiles of rows that see no key behind their last.
+Longer chunks of queries run one sequence at a time, in tiles of rows. What a tile's rows all see needs no mask,
+and the query heads of a KV head are rows of one matrix there; the square in which they see each other is causal.
+Both halves are added up by their log-sum-exps. With a sliding window tiles are masked instead.
+
+    keys     0 ─────────────── past ───────────────┼─ own ─┐
+    rows     ██████████████████████████████████████│█      │
+             ██████████████████████████████████████│██████ │
 """
 
 from collections.abc import Iterator
@@ -26,6 +32,7 @@ from kernels.reference import (
     as_bytes,
     copy_blocks,
     rms_norm,
+    sample_tokens,
     silu_mul,
     visible_keys,
 )
@@ -36,11 +43,13 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotate_and_write",
+    "sample_tokens",
     "silu_mul",
     "write_kv",
 ]
 
 _TILE_ROWS = 512
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 # A group may pad at most this share beyond its shortest member, plus a little that costs less than a call.
 _MAX_PADDING_SHARE = 0.25
 _FREE_PADDING = 64
@@ -118,8 +127,8 @@ class _Decode:
 @dataclass(frozen=True)
 class _Tile:
     rows: slice  # of the step's token rows
-    keys: slice  # of the chunk's gathered keys
-    bias: Tensor  # [num_rows, num_keys], 0 or -inf
+    keys: slice  # of the chunk's gathered keys; the last ones are the rows' own
+    bias: Tensor | None  # [num_rows, num_keys], 0 or -inf; None: all that is past is seen
 
 
 @dataclass(frozen=True)
@@ -222,13 +231,17 @@ def _plan_chunk(
     for row in range(start, end, _TILE_ROWS):
         row_end = min(row + _TILE_ROWS, end)
         position, position_end = context_len - (end - row), context_len - (end - row_end)
-        begin = first if sliding_window is None else max(first, position - sliding_window + 1)
+        rows = slice(row, row_end)
+        if sliding_window is None:
+            tiles.append(_Tile(rows, slice(0, position_end), None))
+            continue
+        begin = max(first, position - sliding_window + 1)
         keys = slice(begin - first, position_end - first)
         visible = visible_keys(
             torch.arange(position, position_end), key_positions[keys], sliding_window
         )
         bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-        tiles.append(_Tile(slice(row, row_end), keys, bias))
+        tiles.append(_Tile(rows, keys, bias))
     table = batch.block_tables[index : index + 1]
     return _Chunk(_slots(table, key_positions[None], batch.block_size), tuple(tiles))
 
@@ -254,15 +267,42 @@ def _chunk(query: Tensor, cache: PagedCache, chunk: _Chunk, scale: float, output
     key = _gather(cache.key, cache.key_scale, chunk.slots, query.dtype).transpose(0, 1)[None]
     value = _gather(cache.value, cache.value_scale, chunk.slots, query.dtype).transpose(0, 1)[None]
     for tile in chunk.tiles:
-        attended = functional.scaled_dot_product_attention(
-            query[tile.rows].transpose(0, 1)[None],
-            key[:, :, tile.keys],
-            value[:, :, tile.keys],
-            attn_mask=tile.bias,
-            scale=scale,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
+        rows = query[tile.rows].transpose(0, 1)[None]
+        keys, values = key[:, :, tile.keys], value[:, :, tile.keys]
+        if tile.bias is None:
+            attended = _causal(rows, keys, values, scale)
+        else:
+            attended = functional.scaled_dot_product_attention(
+                rows, keys, values, attn_mask=tile.bias, scale=scale, enable_gqa=True
+            )
         output[tile.rows] = attended[0].transpose(0, 1)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Rows that are the last of the keys: query [1, num_q_heads, n, head_dim], keys [1, num_kv_heads, m, …]."""
+    _, num_q_heads, num_rows, head_dim = query.shape
+    num_kv_heads, num_past = key.shape[1], key.shape[2] - num_rows
+    group = num_q_heads // num_kv_heads
+    own, own_sums = _FLASH(
+        query,
+        key[:, :, num_past:].repeat_interleave(group, 1),
+        value[:, :, num_past:].repeat_interleave(group, 1),
+        is_causal=True,
+        scale=scale,
+    )
+    if not num_past:
+        assert isinstance(own, Tensor)
+        return own
+    past, past_sums = _FLASH(
+        query.reshape(1, num_kv_heads, group * num_rows, head_dim),
+        key[:, :, :num_past],
+        value[:, :, :num_past],
+        scale=scale,
+    )
+    # Shares of the two softmaxes' sums, which are given as logarithms.
+    share = torch.sigmoid(own_sums - past_sums.reshape(own_sums.shape))[..., None].to(own.dtype)
+    attended: Tensor = torch.lerp(past.reshape(own.shape), own, share)
+    return attended
 
 
 def _gather(store: Tensor, scale_store: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:

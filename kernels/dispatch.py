@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels import cpu, reference
@@ -51,12 +52,47 @@ class Backend(Protocol):
 
     def silu_mul(self, gate_up: Tensor, /) -> Tensor: ...
 
+    def sample_tokens(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        uniform: Tensor,
+        /,
+    ) -> Tensor: ...
+
 
 _device_type_to_backend: dict[str, Backend] = {"cpu": cpu}
+# Triton's tensor-core instructions for bf16 begin here; older devices run the twins.
+_LEAST_CAPABILITY = (8, 0)
 
 
 def _backend(tensor: Tensor) -> Backend:
-    return _device_type_to_backend.get(tensor.device.type, reference)
+    device_type = tensor.device.type
+    backend = _device_type_to_backend.get(device_type)
+    if backend is None:
+        backend = _first_use(device_type)
+        install(device_type, backend)
+    return backend
+
+
+def _first_use(device_type: str) -> Backend:
+    if device_type == "cuda" and torch.cuda.get_device_capability() >= _LEAST_CAPABILITY:
+        # Here and not above: Triton takes a second to import and has no use without a device.
+        from kernels.gpu.backend import CudaBackend
+
+        return CudaBackend()
+    return reference
+
+
+def install(device_type: str, backend: Backend) -> None:
+    """From now on `backend` serves all tensors on such devices, in this process.
+
+    For a backend other than the usual one, such as `CudaBackend(is_batch_invariant=True)`.
+    """
+    _device_type_to_backend[device_type] = backend
 
 
 def write_kv(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
@@ -147,3 +183,36 @@ def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> T
 def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [num_tokens, 2 * size] → silu(first half) * second half, [num_tokens, size]."""
     return _backend(gate_up).silu_mul(gate_up)
+
+
+def sample_tokens(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
+) -> Tensor:
+    """Draws one token a row.
+
+    Logits over the temperature become weights; then `top_k` keeps all tokens as likely as the k-th likeliest
+    or likelier; then `top_p` keeps a token while the strictly likelier ones have less than that share of
+    what is left (arXiv 1904.09751); then `min_p` keeps those with at least that share of the likeliest's
+    weight (arXiv 2407.01082). The drawn token is the first, by id, at which the running sum of the weights
+    kept passes `uniform` times their total. Equal logits share their fate.
+
+    A row's token depends on that row alone.
+
+    Args:
+        logits: float32 [n, vocab_size]; not changed. A row that holds NaN or +inf, or -inf alone, gives
+            token 0.
+        temperature: float32 [n]; finite; 0 or less: the likeliest token, the lowest id of equals.
+        top_k: int32 [n]; 0 or less: off.
+        top_p: float32 [n]; 1 or more: off. The likeliest always stays.
+        min_p: float32 [n], 0 to 1; 0: off.
+        uniform: float32 [n], in [0, 1).
+
+    Returns:
+        int64 [n]. Never a token whose weight is 0.
+    """
+    return _backend(logits).sample_tokens(logits, temperature, top_k, top_p, min_p, uniform)

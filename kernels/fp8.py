@@ -8,7 +8,7 @@ from torch import Tensor
 FP8_MAX = 448.0  # the largest finite e4m3 number
 # Keeps the division defined for an all-zero vector. amax / FP8_MAX below this is rounded up to it, which
 # only makes the stored numbers smaller.
-_MIN_SCALE = 2.0**-120
+MIN_SCALE = 2.0**-120
 
 
 class QuantizedVectors(NamedTuple):
@@ -22,7 +22,7 @@ def quantize(vectors: Tensor) -> QuantizedVectors:
     The clamp before the cast matters: past 448 some stacks saturate and others store NaN, and one NaN
     in a shared block poisons all its readers.
     """
-    scale = vectors.abs().amax(-1).float().div_(FP8_MAX).clamp_(min=_MIN_SCALE)
+    scale = vectors.abs().amax(-1).float().div_(FP8_MAX).clamp_(min=MIN_SCALE)
     scaled = (vectors / scale.unsqueeze(-1)).clamp_(-FP8_MAX, FP8_MAX)
     return QuantizedVectors(scaled.to(torch.float8_e4m3fn), scale)
 

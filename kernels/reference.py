@@ -142,3 +142,88 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """See `dispatch.silu_mul`."""
     gate, up = gate_up.chunk(2, -1)
     return functional.silu(gate).mul_(up)
+
+
+_DRAW_CHUNK = 256
+
+
+def sample_tokens(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
+) -> Tensor:
+    """See `dispatch.sample_tokens`. Reads its inputs on the host; only tokens that can matter are sorted."""
+    likeliest = logits.amax(-1)  # [n], NaN when the row holds one
+    is_valid = likeliest.isfinite()
+    is_greedy = temperature <= 0
+    if bool(is_greedy.all()):
+        return logits.argmax(-1).masked_fill_(~is_valid, 0)
+    heat = temperature.masked_fill(is_greedy, 1.0)
+    weights = (logits - likeliest[:, None]).div_(heat[:, None]).exp_()  # 1 for the likeliest
+    if not bool(is_valid.all()):
+        weights[~is_valid] = 1.0
+    _drop_beyond_top_k(weights, logits, top_k)
+    floor = torch.maximum(_top_p_floors(weights, top_p.tolist()), min_p)
+    if bool((floor > 0).any()):
+        weights.masked_fill_(weights < floor[:, None], 0.0)
+    tokens = _invert_cumulative(weights, uniform)
+    if bool(is_greedy.any()):
+        tokens = torch.where(is_greedy, logits.argmax(-1), tokens)
+    return tokens.masked_fill_(~is_valid, 0)
+
+
+def _drop_beyond_top_k(weights: Tensor, logits: Tensor, top_k: Tensor) -> None:
+    limited = ((top_k > 0) & (top_k < logits.shape[-1])).nonzero()[:, 0]
+    if not len(limited):
+        return
+    counts = top_k[limited].long()
+    best = logits[limited].topk(int(counts.max())).values
+    kth_logit = logits.new_full((logits.shape[0], 1), float("-inf"))
+    kth_logit[limited] = best.gather(1, counts[:, None] - 1)
+    weights.masked_fill_(logits < kth_logit, 0.0)
+
+
+def _top_p_floors(weights: Tensor, top_p: list[float]) -> Tensor:
+    """The smallest weight that stays, for each row; 0 where all do."""
+    floors = torch.zeros(len(top_p), device=weights.device)
+    for i, share in enumerate(top_p):
+        if share < 1:
+            floors[i] = _top_p_floor(weights[i], share)
+    return floors
+
+
+def _top_p_floor(weights: Tensor, top_p: float) -> Tensor:
+    total = float(weights.sum(dtype=torch.float64))
+    may_go = (1 - max(top_p, 0.0)) * total
+    kept = weights
+    while True:
+        # Those under an equal share of what may go weigh less than that all together, so none can stay.
+        heavier = kept[kept >= may_go / len(kept)]
+        if 2 * len(heavier) > len(kept):
+            break
+        may_go -= float(kept.sum(dtype=torch.float64) - heavier.sum(dtype=torch.float64))
+        kept = heavier
+    ordered = kept.sort(descending=True).values
+    cumulative = ordered.cumsum(0, dtype=torch.float64)
+    num_kept = int((cumulative - ordered < top_p * total).sum())
+    return ordered[max(num_kept, 1) - 1]
+
+
+def _invert_cumulative(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The first token at which the running sum passes uniform * total; int64 [n]."""
+    num_rows, vocab_size = weights.shape
+    if vocab_size % _DRAW_CHUNK:
+        weights = functional.pad(weights, (0, -vocab_size % _DRAW_CHUNK))
+    chunks = weights.view(num_rows, -1, _DRAW_CHUNK)
+    ends = functional.pad(chunks.sum(-1, dtype=torch.float64).cumsum(-1), (1, 0))
+    target = (uniform.double() * ends[:, -1])[:, None]
+    chunk = (ends[:, 1:] <= target).sum(-1)  # [n], the first that ends beyond the target
+    inside = chunks[torch.arange(num_rows, device=weights.device), chunk]  # [n, _DRAW_CHUNK]
+    running = inside.cumsum(-1, dtype=torch.float64) + ends.gather(1, chunk[:, None])
+    # Two orders of adding may differ in the last bit: never beyond the chunk's last token that can be drawn.
+    positions = torch.arange(_DRAW_CHUNK, device=weights.device)
+    last = torch.where(inside > 0, positions, 0).amax(-1)
+    return chunk * _DRAW_CHUNK + torch.minimum((running <= target).sum(-1), last)
