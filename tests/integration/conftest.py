@@ -23,7 +23,7 @@ def cluster(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     serve = start_serve(
         directory,
         "--demo-tenants", "--redis-url", valkey.url,
-        "--kv-dtype", "auto", "--set", "replicas.num_replicas=2",
+        "--kv-dtype", "auto", "--set", "model.dtype=float32", "--set", "replicas.num_replicas=2",
         "--set", "index.lease_s=3", "--set", "replicas.health_check_period_s=1",
         "--set", "gateway.max_in_flight=32",
     )  # fmt: skip

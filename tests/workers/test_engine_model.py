@@ -48,7 +48,7 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 @pytest.fixture(scope="module", params=["auto", "fp8_e4m3"])
 def engine(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Engine]:
     built = build_engine(
-        ModelOptions(name=str(model_dir), kv_dtype=request.param),
+        ModelOptions(name=str(model_dir), kv_dtype=request.param, dtype="float32"),
         EngineOptions(num_kv_blocks=256, num_threads=1),
         cache_dir=model_dir,
     )

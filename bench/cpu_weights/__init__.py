@@ -1,0 +1,1 @@
+"""What the number formats of CPU weights cost in quality."""
