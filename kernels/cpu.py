@@ -31,6 +31,7 @@ from kernels.reference import (
     add_rms_norm,
     as_bytes,
     copy_blocks,
+    invariant_linear,
     rms_norm,
     sample_tokens,
     silu_mul,
@@ -40,6 +41,7 @@ from kernels.reference import (
 __all__ = [
     "add_rms_norm",
     "copy_blocks",
+    "invariant_linear",
     "paged_attention",
     "rms_norm",
     "rotate_and_write",

@@ -63,6 +63,8 @@ class Backend(Protocol):
         /,
     ) -> Tensor: ...
 
+    def invariant_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> Tensor: ...
+
 
 _device_type_to_backend: dict[str, Backend] = {"cpu": cpu}
 # Triton's tensor-core instructions for bf16 begin here; older devices run the twins.
@@ -85,6 +87,13 @@ def _first_use(device_type: str) -> Backend:
 
         return CudaBackend()
     return reference
+
+
+def install_batch_invariant(device_type: str) -> None:
+    """From now on, in this process, a row's bits do not depend on what shares its batch; "cuda" only."""
+    from kernels.gpu.backend import CudaBackend
+
+    install(device_type, CudaBackend(is_batch_invariant=True))
 
 
 def install(device_type: str, backend: Backend) -> None:
@@ -216,3 +225,12 @@ def sample_tokens(
         int64 [n]. Never a token whose weight is 0.
     """
     return _backend(logits).sample_tokens(logits, temperature, top_k, top_p, min_p, uniform)
+
+
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [num_rows, in_features] · weight [out_features, in_features]ᵀ + bias [out_features].
+
+    On a CUDA device a row has the same bits among any others, which libraries do not promise. The twin is torch's
+    own product and promises nothing either.
+    """
+    return _backend(x).invariant_linear(x, weight, bias)

@@ -227,3 +227,8 @@ def _invert_cumulative(weights: Tensor, uniform: Tensor) -> Tensor:
     positions = torch.arange(_DRAW_CHUNK, device=weights.device)
     last = torch.where(inside > 0, positions, 0).amax(-1)
     return chunk * _DRAW_CHUNK + torch.minimum((running <= target).sum(-1), last)
+
+
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `dispatch.invariant_linear`."""
+    return functional.linear(x, weight, bias)

@@ -6,7 +6,7 @@ from enum import StrEnum
 import torch
 
 from workers.layers.cpu_linear import Int8Linear, PackedLinear
-from workers.layers.linear import Linear, MakeProjection
+from workers.layers.linear import InvariantLinear, Linear, MakeProjection
 
 
 class CpuWeights(StrEnum):
@@ -31,15 +31,22 @@ class WeightForm:
     make_projection: MakeProjection
 
 
-def weight_form(cpu_weights: str, dtype: str, device: torch.device) -> WeightForm:
+def weight_form(
+    cpu_weights: str, dtype: str, device: torch.device, *, is_batch_invariant: bool = False
+) -> WeightForm:
     """What `EngineOptions.cpu_weights` and `ModelOptions.dtype` come to on this device.
 
     Raises:
-        ValueError: the two contradict each other.
+        ValueError: the two contradict each other, or a CPU is asked for batch-invariant bits.
     """
     if device.type != "cpu":
         compute_dtype = torch.bfloat16 if dtype == "auto" else _dtype(dtype)
-        return WeightForm(_name(compute_dtype), compute_dtype, Linear)
+        linear = InvariantLinear if is_batch_invariant else Linear
+        return WeightForm(_name(compute_dtype), compute_dtype, linear)
+    if is_batch_invariant:
+        raise ValueError(
+            "batch_invariant needs a CUDA device; a CPU's libraries add in another order for another number of rows"
+        )
     form = CpuWeights(cpu_weights)
     if form is CpuWeights.AUTO:
         compute_dtype = _fastest_dtype() if dtype == "auto" else _dtype(dtype)

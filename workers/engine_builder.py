@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kernels import dispatch
 from kvstore.kv_layout import KvDtype, KvLayout
 from kvstore.kv_pool import KvPool
 from kvstore.prefix_hash import fingerprint
@@ -63,7 +64,11 @@ def build_engine(
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = _device(model.device)
-    form = weight_form(options.cpu_weights, model.dtype, device)
+    form = weight_form(
+        options.cpu_weights, model.dtype, device, is_batch_invariant=options.batch_invariant
+    )
+    if options.batch_invariant:
+        dispatch.install_batch_invariant(device.type)
     model_dir = resolve_model(
         model.name, revision=model.revision, cache_dir=cache_dir, progress=progress
     )

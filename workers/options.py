@@ -63,6 +63,8 @@ class EngineOptions:
             this many tokens; below it is computed again.
         cpu_weights: on a CPU: auto (bf16 where the processor multiplies it, else fp32), fp32, bf16, or int8
             (8 bits for weights and, row by row, for activations).
+        batch_invariant: the same prompt gives the same bits whatever shares its batch; only on a CUDA device,
+            and slower.
         cuda_graphs: capture decode steps at start-up and replay them; only on a CUDA device.
     """
 
@@ -78,6 +80,7 @@ class EngineOptions:
     eviction: str = "lru"
     min_partial_tokens: int = 1
     cpu_weights: str = "auto"
+    batch_invariant: bool = False
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

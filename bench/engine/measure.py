@@ -53,10 +53,10 @@ class Results:
             return None
         return Spread(median(values), min(values), max(values), len(values))
 
-    def median_ceilings(self) -> Ceilings:
-        """Each ceiling's own median."""
+    def best_ceilings(self) -> Ceilings:
+        """Each ceiling's best round: what the machine gives when nobody disturbs it."""
         names = ("read_bytes_per_s", "fp32_flops", "bf16_flops")
-        return Ceilings(*(median(getattr(c, name) for c in self.ceilings) for name in names))
+        return Ceilings(*(max(getattr(c, name) for c in self.ceilings) for name in names))
 
     def add(self, arm: str, sample: Sample) -> None:
         self.samples[arm, sample.metric].append(sample.value)

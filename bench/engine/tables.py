@@ -51,19 +51,23 @@ def goals(sizes: Sizes) -> list[Goal]:
 
 
 def all_tables(results: Results, arms: Sequence[Arm], sizes: Sizes, cost: ModelCost) -> list[Table]:
-    return [
+    """Those that have rows."""
+    if not results.ceilings:
+        return []
+    tables = [
         _rates("decode", sizes.batches, results, arms, cost),
         _rates("prefill", sizes.prompts, results, arms, cost),
         _times(results, arms, sizes),
         goal_table(results, arms, sizes),
         _ceiling_table(results),
     ]
+    return [table for table in tables if table.rows]
 
 
 def _rates(
     kind: str, sizes: Sequence[int], results: Results, arms: Sequence[Arm], cost: ModelCost
 ) -> Table:
-    ceilings = results.median_ceilings()
+    ceilings = results.best_ceilings()
     limit = decode_floor if kind == "decode" else prefill_floor
     rows: list[tuple[Cell, ...]] = []
     for size in sizes:
@@ -177,14 +181,14 @@ def _ratio(goal: Goal, results: Results, arms: Sequence[Arm]) -> float | None:
 
 
 def _ceiling_table(results: Results) -> Table:
-    ceilings = results.median_ceilings()
+    ceilings = results.best_ceilings()
     rows: tuple[tuple[Cell, ...], ...] = (
         ("memory reads, GB/s", ceilings.read_bytes_per_s / 1e9),
         ("fp32 matrix product, GFLOP/s", ceilings.fp32_flops / 1e9),
         ("bf16 matrix product, GFLOP/s", ceilings.bf16_flops / 1e9),
     )
     columns = (Column("what", "what"), Column("measured", "measured", "number"))
-    notes = (f"Medians of {len(results.ceilings)} rounds, each the best of five tries.",)
+    notes = (f"The best of {len(results.ceilings)} rounds, each the best of five tries.",)
     return Table("engine_ceilings", "What the machine gives", columns, rows, notes)
 
 

@@ -69,10 +69,10 @@ def run_task(generate: Generate, metric: Metric, sizes: Sizes, seed: str) -> Tas
     if metric.kind == "decode":
         return _decode(generate, metric, sizes, seed)
     if metric.kind == "prefill":
-        answer = generate([_prompt(metric.size, sizes, f"{seed} prefill")], 1)
+        answer = generate([_prompt(metric.size, sizes, f"{seed} prefill {metric.size}")], 1)
         return _run(metric, metric.size / answer.seconds, answer)
     assert metric.kind == "hit", metric
-    known = _prompt(metric.size, sizes, f"{seed} prefill")
+    known = _prompt(metric.size, sizes, f"{seed} prefill {metric.size}")
     answer = generate([known + _prompt(_NEW_AFTER_HIT, sizes, f"{seed} new")], 1)
     return _run(metric, answer.seconds, answer)
 

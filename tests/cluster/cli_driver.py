@@ -39,7 +39,7 @@ class ReportingHandle:
     def options(self, **_: object) -> "ReportingHandle":
         return self
 
-    def broadcast(self, _method: str) -> "ReportingHandle":
+    def broadcast(self, _method: str, *_arguments: object) -> "ReportingHandle":
         return self
 
     async def results_async(self, **_: object) -> list[ReplicaReport]:

@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from workers.layers.linear import Linear, MakeProjection
 from workers.models.decoder import CausalLM
 from workers.weights import load_model
 
@@ -98,10 +99,15 @@ def judge(name: str) -> PreTrainedModel:
 
 
 @cache
-def ours(name: str) -> CausalLM:
+def ours(name: str, make_projection: MakeProjection = Linear) -> CausalLM:
     with TemporaryDirectory() as model_dir:
         judge(name).save_pretrained(model_dir)
-        return load_model(Path(model_dir), dtype=torch.float32, device=torch.device("cpu"))
+        return load_model(
+            Path(model_dir),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            make_projection=make_projection,
+        )
 
 
 @cache

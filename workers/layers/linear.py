@@ -7,6 +7,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import dispatch
+
 
 class Projection(Protocol):
     """x [num_rows, in_features] → [num_rows, out_features], in x's dtype."""
@@ -32,3 +34,14 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class InvariantLinear:
+    """As `Linear`; on a CUDA device a row's bits do not depend on the other rows."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return dispatch.invariant_linear(x, self.weight, self.bias)

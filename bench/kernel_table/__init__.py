@@ -1,0 +1,1 @@
+"""What the compiler makes of every GPU kernel that ships, without a GPU."""
