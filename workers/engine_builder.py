@@ -80,27 +80,11 @@ def build_engine(
         make_projection=form.make_projection,
     )
     spec = network.spec
-    layout = KvLayout(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=model.block_size,
-        kv_dtype=KvDtype(model.kv_dtype),
-        compute_dtype=form.compute_dtype,
-    )
+    layout = _layout(model, spec, form)
     num_blocks = _num_blocks(options, layout, device)
     info = _info(model, model_dir, layout, spec, form, num_blocks, device, replica_id)
     index = make_index(info) if make_index is not None else None
-    scheduling = SchedulerOptions(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_waiting=options.max_num_waiting,
-        max_model_len=info.max_model_len,
-        enable_prefix_caching=options.enable_prefix_caching,
-        watermark=options.watermark,
-        eviction=options.eviction,
-        min_partial_tokens=options.min_partial_tokens,
-    )
+    scheduling = _scheduling(options, info.max_model_len)
     is_cuda = device.type == "cuda"
     runner = ModelRunner(
         network,
@@ -118,6 +102,30 @@ def build_engine(
         plans_ahead=is_cuda,
     )
     return BuiltEngine(engine, model_dir)
+
+
+def _layout(model: ModelOptions, spec: ModelSpec, form: WeightForm) -> KvLayout:
+    return KvLayout(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=model.block_size,
+        kv_dtype=KvDtype(model.kv_dtype),
+        compute_dtype=form.compute_dtype,
+    )
+
+
+def _scheduling(options: EngineOptions, max_model_len: int) -> SchedulerOptions:
+    return SchedulerOptions(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_waiting=options.max_num_waiting,
+        max_model_len=max_model_len,
+        enable_prefix_caching=options.enable_prefix_caching,
+        watermark=options.watermark,
+        eviction=options.eviction,
+        min_partial_tokens=options.min_partial_tokens,
+    )
 
 
 def _info(
