@@ -1,20 +1,13 @@
 """`python -m bench.kernel_table`: compiles every GPU kernel form and writes the table in docs/kernels.md."""
 
 import argparse
-import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
 from pathlib import Path
 
-from rich.progress import track
-
-from bench.kernel_table.builds import empty_cache
+from bench.kernel_table.compiling import compiled_rows
 from bench.kernel_table.forms import forms
 from bench.kernel_table.table import (
-    Row,
-    build_row,
     difference,
     missing_lines,
     replace_table,
@@ -28,7 +21,7 @@ def main() -> int:
     """1 when the page differs under --check, or a form must not ship."""
     options = _options()
     named = [i for i, form in enumerate(forms()) if options.only in form.full_name]
-    rows = _rows(named[:: options.every], options.jobs)
+    rows = compiled_rows(named[:: options.every], options.jobs)
     for fault in (faults := [fault for row in rows for fault in row.faults()]):
         print(fault, file=sys.stderr)
     page = options.page.read_text(encoding="utf-8")
@@ -42,19 +35,6 @@ def main() -> int:
         found = missing_lines(page, rows)
     print(found or f"{len(rows)} forms are as {options.page.name} says.")
     return 1 if faults or found else 0
-
-
-def _rows(indices: list[int], num_processes: int) -> list[Row]:
-    # Fresh processes: a forked one would inherit half a Triton.
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-        rows = pool.map(_row, indices)
-        return list(track(rows, "compiling", len(indices), disable=not sys.stderr.isatty()))
-
-
-def _row(index: int) -> Row:
-    """By number, because a form's calls do not travel between processes."""
-    with empty_cache():
-        return build_row(next(islice(forms(), index, None)))
 
 
 def _options() -> argparse.Namespace:

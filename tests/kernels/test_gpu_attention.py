@@ -251,6 +251,8 @@ def test_queries_that_are_views() -> None:
     stacked = torch.cat([step.query, torch.full_like(step.query, math.nan)], 1)
     view = replace(step, query=stacked[:, : step.query.shape[1]])
     assert torch.equal(attend(view), attend(step))
+    strided = torch.stack([step.query, step.query], -1)[..., 0]
+    assert torch.equal(attend(replace(step, query=strided)), attend(step))
 
 
 def test_refusals() -> None:

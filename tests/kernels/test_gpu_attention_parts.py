@@ -66,10 +66,10 @@ def test_queries_of_any_size_fit_float16(size: float) -> None:
 
 @triton.jit
 def _locate_kernel(
-    starts_ptr, num_seqs, output_ptr, BLOCK_Q: tl.constexpr, IS_DECODE: tl.constexpr
+    starts_ptr, num_seqs, output_ptr, block_q: tl.constexpr, is_decode: tl.constexpr
 ):
     tile = tl.program_id(0)
-    seq, start, _, first, count = locate_rows(starts_ptr, num_seqs, tile, BLOCK_Q, IS_DECODE)
+    seq, start, _, first, count = locate_rows(starts_ptr, num_seqs, tile, block_q, is_decode)
     tl.store(output_ptr + tile * 3, seq)
     tl.store(output_ptr + tile * 3 + 1, start + first)
     tl.store(output_ptr + tile * 3 + 2, count)
@@ -83,7 +83,7 @@ def test_every_row_is_in_one_tile_of_one_launch(query_lens: list[int], block_q: 
     found = []
     for is_decode, num_tiles in ((True, num_seqs), (False, num_rows // block_q + num_seqs)):
         output = torch.empty(num_tiles, 3, dtype=torch.int32)
-        _locate_kernel[(num_tiles,)](starts, num_seqs, output, BLOCK_Q=block_q, IS_DECODE=is_decode)
+        _locate_kernel[(num_tiles,)](starts, num_seqs, output, block_q, is_decode)
         for seq, first, count in output.tolist():
             assert (query_lens[seq] == 1) == is_decode or count <= 0
             found += [(seq, row) for row in range(first, first + count)]
