@@ -20,6 +20,8 @@ _HEADER = (
     "| form | registers | spills | shared KiB | 128-bit loads | 128-bit stores | tensor core | bytes |\n"
     "|---|---|---|---|---|---|---|---|"
 )
+# Tiles are chosen for Hopper and Blackwell; what an Ampere device keeps in memory costs it time, not rightness.
+ARCHS_THAT_MAY_SPILL = (80,)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Row:
         found = []
         for arch, build in self.arch_to_build.items():
             where = f"{self.kernel} {self.name} on sm_{arch}"
-            if build.code.has_spills:
+            if build.code.has_spills and arch not in ARCHS_THAT_MAY_SPILL:
                 found.append(f"{where}: spills registers")
             if build.shared_bytes > ARCH_TO_SHARED_LIMIT[arch]:
                 found.append(f"{where}: {build.shared_bytes} bytes of shared memory do not fit")

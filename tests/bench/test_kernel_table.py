@@ -46,7 +46,7 @@ def run_table(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_page_lists_every_form_that_ships_in_order() -> None:
-    listed = re.findall(r"^### `(.+)`$|^\| (.+?) \| \d", PAGE.read_text(), re.MULTILINE)
+    listed = re.findall(r"^### `(.+)`$|^\| ([^|]+?) \| \d", PAGE.read_text(), re.MULTILINE)
     kernel, written = "", []
     for heading, name in listed:
         kernel = heading or kernel
@@ -66,7 +66,8 @@ def test_what_the_page_says_may_ship() -> None:
     rows = [line.split("|") for line in PAGE.read_text().splitlines() if " of " in line]
     rows = [[cell.strip() for cell in row] for row in rows if len(row) == 10]
     assert len(rows) > 50
-    assert [row[1] for row in rows if row[3] != "0"] == []
+    # sm_80, the first of three where they differ, may spill.
+    assert [row[1] for row in rows if not (row[3] == "0" or row[3].endswith("/ 0 / 0"))] == []
 
 
 def test_a_sample_of_the_table_is_what_the_compiler_makes_today() -> None:
