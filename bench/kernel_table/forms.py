@@ -124,7 +124,9 @@ def _cache(model: _Model, dtype: torch.dtype, num_blocks: int = 1000) -> PagedCa
 
 
 def _rotary_forms() -> Iterator[Form]:
-    cases = [(model, torch.bfloat16) for model in _MODELS]
+    # Some models differ in everything but their heads.
+    heads_to_model = {(m.num_q_heads, m.num_kv_heads, m.head_dim): m for m in _MODELS}
+    cases = [(model, torch.bfloat16) for model in heads_to_model.values()]
     for model, dtype in [*cases, (_LLAMA_8B, torch.float16), (_LLAMA_8B, torch.float32)]:
         for is_quantized in (False, True):
             heads = model.num_q_heads, model.num_kv_heads, model.head_dim
