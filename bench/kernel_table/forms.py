@@ -73,7 +73,7 @@ def forms() -> Iterator[Form]:
     """In the order of the table."""
     yield from _attention_forms()
     yield from _rotary_forms()
-    yield from _norm_forms()
+    yield from sorted(_norm_forms(), key=lambda form: form.kernel, reverse=True)  # one table each
     yield from _activation_forms()
     yield from _copy_forms()
     yield from _sampling_forms()
