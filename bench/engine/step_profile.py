@@ -19,6 +19,7 @@ from bench.kv_memory.report import Cell, Column, Table
 from kernels import dispatch
 from workers import model_runner
 from workers.engine import Engine
+from workers.layers.cpu_linear import Int8Linear, PackedLinear
 from workers.layers.linear import Linear
 from workers.layers.rotary import RotaryEmbedding
 from workers.model_runner import ModelRunner, RunningStep
@@ -44,6 +45,8 @@ def parts() -> list[Part]:
     """Everything timed; what is left of a step is the engine's own."""
     return [
         Part(Linear, "__call__", "linear"),
+        Part(PackedLinear, "__call__", "linear"),
+        Part(Int8Linear, "__call__", "linear"),
         Part(CausalLM, "logits", "head, cast to float32"),
         Part(dispatch, "paged_attention", "attention"),
         Part(dispatch, "rotate_and_write", "rotate and write"),
