@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import torch
 
-from workers.layers.cpu_linear import Int8Linear, PackedLinear
+from workers.layers.cpu_linear import Int8Linear, PackedLinear, can_pack, is_int8_exact
 from workers.layers.linear import InvariantLinear, Linear, MakeProjection
 
 
@@ -37,7 +37,8 @@ def weight_form(
     """What `EngineOptions.cpu_weights` and `ModelOptions.dtype` come to on this device.
 
     Raises:
-        ValueError: the two contradict each other, or a CPU is asked for batch-invariant bits.
+        ValueError: the two contradict each other, a CPU is asked for batch-invariant bits, or int8 is asked of
+            a processor that would compute it wrongly.
     """
     if device.type != "cpu":
         compute_dtype = torch.bfloat16 if dtype == "auto" else _dtype(dtype)
@@ -52,6 +53,10 @@ def weight_form(
         compute_dtype = _fastest_dtype() if dtype == "auto" else _dtype(dtype)
         return _packed(compute_dtype)
     if form is CpuWeights.INT8:
+        if not is_int8_exact():
+            raise ValueError(
+                "cpu_weights 'int8' needs a processor that adds 8-bit products exactly (VNNI); take auto"
+            )
         return WeightForm("int8", torch.float32 if dtype == "auto" else _dtype(dtype), Int8Linear)
     compute_dtype = torch.float32 if form is CpuWeights.FP32 else torch.bfloat16
     if dtype not in ("auto", _name(compute_dtype)):
@@ -63,8 +68,8 @@ def weight_form(
 
 def _packed(compute_dtype: torch.dtype) -> WeightForm:
     """float16 stays as it comes: oneDNN packs it only for processors that multiply it."""
-    can_pack = torch.backends.mkldnn.is_available() and compute_dtype != torch.float16
-    return WeightForm(_name(compute_dtype), compute_dtype, PackedLinear if can_pack else Linear)
+    is_packed = compute_dtype != torch.float16 and can_pack(compute_dtype)
+    return WeightForm(_name(compute_dtype), compute_dtype, PackedLinear if is_packed else Linear)
 
 
 def _fastest_dtype() -> torch.dtype:

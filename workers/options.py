@@ -62,7 +62,7 @@ class EngineOptions:
         min_partial_tokens: a known block of which only a head is wanted is copied when the head has at least
             this many tokens; below it is computed again.
         cpu_weights: on a CPU: auto (bf16 where the processor multiplies it, else fp32), fp32, bf16, or int8
-            (8 bits for weights and, row by row, for activations).
+            (8 bits for weights and, row by row, for activations; refused without VNNI instructions).
         batch_invariant: the same prompt gives the same bits whatever shares its batch; only on a CUDA device,
             and slower.
         cuda_graphs: capture decode steps at start-up and replay them; only on a CUDA device.

@@ -31,10 +31,20 @@ class PackedLinear:
         return y
 
 
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether `PackedLinear` takes weights of `dtype` here: oneDNN packs bfloat16 only for AVX-512 and newer."""
+    try:
+        _MKLDNN._reorder_linear_weight(torch.zeros(1, 1, dtype=dtype), None)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
 class Int8Linear:
     """Weights in 8 bits with a scale for each output, activations in 8 bits with a scale for each row.
 
-    A row's scale is its own: what shares its batch does not change its numbers.
+    A row's scale is its own: what shares its batch does not change its numbers. Wrong without a word where
+    `is_int8_exact` is False.
 
     Args:
         weight: [out_features, in_features], any float dtype; not kept.
@@ -62,3 +72,17 @@ class Int8Linear:
         if self._bias is not None:
             y += self._bias
         return y.to(x.dtype)
+
+
+def is_int8_exact() -> bool:
+    """Whether this processor adds 8-bit products without loss.
+
+    x86 processors without VNNI add them in pairs of 16 bits, and 255 · 127 · 2 does not fit: large activations times
+    large weights come out far too small.
+    """
+    ones = torch.ones(64, 64)
+    try:
+        sums = Int8Linear(ones, None)(ones)
+    except (AttributeError, RuntimeError):
+        return False
+    return bool((sums - 64).abs().max() < 0.01)
