@@ -72,6 +72,14 @@ def test_what_is_not_contiguous_is_read_right_or_refused() -> None:
         norm.add_rms_norm(wide[:, 48:], wide[:, :48], weight, EPS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_normalized_is_the_rounded_sum(dtype: torch.dtype) -> None:
+    hidden, delta = rows(5, 576, dtype), rows(5, 576, dtype, 1)
+    weight = rows(1, 576, dtype, 2)[0]
+    normed = norm.add_rms_norm(hidden, delta, weight, EPS)
+    assert torch.equal(normed, norm.rms_norm(hidden, weight, EPS))
+
+
 def test_heads_are_normed_one_by_one_and_no_rows_are_fine() -> None:
     heads, weight = rows(10, 64, torch.float32).view(5, 2, 64), rows(1, 64, torch.float32, 1)[0]
     torch.testing.assert_close(

@@ -158,7 +158,8 @@ def test_a_broken_number_breaks_its_own_head_alone(broken: float) -> None:
     cache = nan_cache(2, 16, E4M3)
     rotary.rotate_and_write(heads, cos, sin, cache, slots, num_q_heads=4)
     key, value = (store.flatten(0, 1)[slots] for store in restored(cache))
-    assert key[0, 0].isnan().any() and value[1, 1].isnan().any()
+    # All of it, by its scale: not every reader knows the byte of NaN.
+    assert key[0, 0].isnan().all() and value[1, 1].isnan().all()
     assert key[0, 1].isfinite().all() and key[1].isfinite().all()
     assert value[0].isfinite().all() and value[1, 0].isfinite().all()
 

@@ -204,6 +204,13 @@ def test_weights_that_vanish_are_never_drawn(backend: object) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_number_0_draws_the_first_token_that_may_be_drawn(backend: object) -> None:
+    logits = torch.zeros(1, 20_000)
+    logits[0, :17_000] = float("-inf")  # whole tiles of nothing come first
+    assert sample(backend, logits, [Filters()], [0.0]) == [17_000]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rows_token_depends_on_the_row_alone(backend: object) -> None:
     generator = torch.Generator().manual_seed(9)
     logits = torch.randn(8, 3000, generator=generator)
